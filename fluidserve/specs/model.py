@@ -1,0 +1,90 @@
+"""What a language model is, as far as serving is concerned: counts and bytes."""
+
+from fluidserve._pytree import pytree, static
+from fluidserve._typing import Leaf
+
+
+@pytree
+class ModelSpec:
+    """A decoder-only transformer, dense or mixture-of-experts.
+
+    Counts that can pass 2**31 are floats. Totals are over the whole model, not per GPU; the
+    number formats are already chosen (`weight_dtype`, `kv_dtype`).
+
+    Attributes:
+      name: how people call it.
+      architecture: the class name in its config.
+      attention: ``MHA``, ``GQA``, ``MQA`` or ``MLA``.
+      layers: transformer blocks.
+      hidden: width of the residual stream.
+      heads: query heads.
+      kv_heads: key-value heads; 1 for MLA, whose latent every head shares.
+      head_dim: width of a query-key head.
+      intermediate: feed-forward width that one token passes (all chosen experts together).
+      vocab: vocabulary size.
+      experts: routed experts per layer; 0 when dense.
+      experts_per_token: routed experts that a token visits.
+      max_positions: longest context the model was built for, tokens.
+      weight_dtype: number format of the weights.
+      kv_dtype: number format of the KV cache.
+      parameters: all parameters.
+      active_parameters: parameters that one token passes.
+      embedding_parameters: parameters of token and position embeddings that are looked up, not
+        multiplied; 0 when the embedding is tied to the output head.
+      head_parameters: parameters of the output head, counted once also when tied.
+      expert_parameters: parameters of all routed experts.
+      weight_bytes: bytes of all weights.
+      kv_bytes_per_token: bytes of keys and values that one token leaves, all layers.
+      kv_window_bytes: bytes of KV that stop growing once their window is full.
+      attention_flop: FLOP of scores and values for one (new token, attended token) pair.
+    """
+
+    name: str = static()
+    architecture: str = static()
+    attention: str = static()
+    layers: int = static()
+    hidden: int = static()
+    heads: int = static()
+    kv_heads: int = static()
+    head_dim: int = static()
+    intermediate: int = static()
+    vocab: int = static()
+    experts: int = static()
+    experts_per_token: int = static()
+    max_positions: int = static()
+    weight_dtype: str = static()
+    kv_dtype: str = static()
+    parameters: Leaf
+    active_parameters: Leaf
+    embedding_parameters: Leaf
+    head_parameters: Leaf
+    expert_parameters: Leaf
+    weight_bytes: Leaf
+    kv_bytes_per_token: Leaf
+    kv_window_bytes: Leaf
+    attention_flop: Leaf
+
+    @property
+    def flop_per_token(self) -> Leaf:
+        """FLOP of the matrix products of one token, a multiply-add counted as two."""
+        return 2.0 * self.active_parameters
+
+    def kv_copies(self, tp: int) -> float:
+        """How many times a tensor-parallel group of `tp` GPUs stores the KV cache.
+
+        One while every GPU has KV heads of its own; beyond that heads are replicated. The MLA
+        latent is not split by heads, so every GPU holds it whole.
+        """
+        return max(1.0, tp / self.kv_heads)
+
+
+BYTES_PER_VALUE: dict[str, float] = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp4": 0.5,
+}
+"""Bytes of one number in each format, without scales of block-wise formats."""

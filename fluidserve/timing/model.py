@@ -1,0 +1,59 @@
+"""The contract of a time model: how long one stage of an instance needs for one batch.
+
+An instance of `tp` x `pp` GPUs is `pp` stages in a row; a batch passes them one after the other,
+and a stage takes the next batch as soon as it is free. All formulas use plain operators, so that
+the event simulator evaluates them on Python floats and the engine on JAX arrays.
+"""
+
+from abc import abstractmethod
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf, Number
+
+
+@pytree
+class Work:
+    """What one batch asks of the hardware.
+
+    Attributes:
+      new: tokens computed in this pass.
+      attended: (new, attended) token pairs: a prompt of L tokens has L**2 / 2, a decode step of
+        one request has its context.
+      kv_read: tokens whose KV cache is read from memory.
+      sequences: requests in the batch.
+      prompts: prompts being prefilled in this pass; 0 in a pure decode step.
+    """
+
+    new: Leaf
+    attended: Leaf
+    kv_read: Leaf
+    sequences: Leaf
+    prompts: Leaf
+
+
+class AbstractTimeModel:
+    """Time of one stage for one `Work`. Concrete models are final pytrees of coefficients."""
+
+    @abstractmethod
+    def stage_time(self, work: Work) -> Number:
+        """Time that one pipeline stage is busy with `work`, s; broadcasts over its fields."""
+
+
+def prefill_work(n_in: Number) -> Work:
+    """One prompt of `n_in` tokens, nothing cached."""
+    return Work(new=n_in, attended=0.5 * n_in * n_in, kv_read=0.0, sequences=1.0, prompts=1.0)
+
+
+def decode_work(batch: Number, context: Number) -> Work:
+    """One decode step of `batch` requests whose contexts add up to `context` tokens."""
+    return Work(new=batch, attended=context, kv_read=context, sequences=batch, prompts=0.0)
+
+
+def prefill_time(model: AbstractTimeModel, n_in: Number) -> Number:
+    """Time of one stage for one prompt, s; a pass through `pp` stages takes `pp` times that."""
+    return model.stage_time(prefill_work(n_in))
+
+
+def decode_time(model: AbstractTimeModel, batch: Number, context: Number) -> Number:
+    """Time of one stage for one decode step, s."""
+    return model.stage_time(decode_work(batch, context))
