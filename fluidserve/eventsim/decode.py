@@ -1,0 +1,207 @@
+"""Decode instances with continuous batching: every iteration gives each request one token."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from heapq import heappush
+
+from fluidserve.eventsim.records import Log
+from fluidserve.timing.instance import Instance
+from fluidserve.timing.model import decode_work
+
+ITERATION_END = 2
+LANE_START = 3
+"""Ranks of events at equal times, see `fluidserve.eventsim.disaggregated`."""
+
+
+class _Lane:
+    """A micro-batch that passes the stages of its instance, then starts over.
+
+    All its requests advance together, so a request that joins knows the iteration in which it
+    leaves, and an iteration costs the same work whatever the batch.
+    """
+
+    __slots__ = (
+        "batch",
+        "context",
+        "ends",
+        "fresh",
+        "index",
+        "instance",
+        "iteration",
+        "joining",
+        "leaving",
+        "running",
+        "size",
+    )
+
+    def __init__(self, index: int, instance: int):
+        self.index = index
+        self.instance = instance
+        self.batch = 0
+        self.context = 0
+        self.iteration = 0
+        self.size = 0  # batch and those about to join
+        self.running = False
+        self.joining: list[int] = []
+        self.fresh: list[int] = []  # in their first iteration
+        self.leaving: dict[int, list[int]] = {}  # by the iteration that is their last
+        self.ends = array("d")
+
+
+class DecodePool:
+    """Identical instances; a request goes to the one with fewest, then to the lowest index.
+
+    Fewest counts queued requests, those in transfer and those decoding. Each instance admits its
+    own queue in order while it holds fewer than `max_batch` requests and has room for all tokens
+    that the head will ever need; nothing is preempted. An instance has as many lanes as stages; a
+    request joins the lane with fewest (then the lowest index) when that lane's iteration ends, at
+    once if it is idle.
+
+    Attributes:
+      busy: seconds that stages were busy, all together.
+      joined: per request, its lane and its first iteration there.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        instance: Instance,
+        *,
+        replicas: int,
+        max_batch: float,
+        first_from_prefill: bool,
+        pull: Callable[[int, float], None],
+        record_gaps: bool,
+    ):
+        pp = int(instance.pp)
+        self._log = log
+        self._stage_time = instance.times.stage_time
+        self._capacity = float(instance.kv_capacity)
+        self._max_batch = max_batch
+        self._tokens_before = int(first_from_prefill)
+        self._pull = pull
+        self._record_gaps = record_gaps
+        self._stages = [[0.0] * pp for _ in range(replicas)]
+        self._lanes = [_Lane(i, i // pp) for i in range(replicas * pp)]
+        self._lanes_of = [self._lanes[i * pp : (i + 1) * pp] for i in range(replicas)]
+        self._queues: list[deque[int]] = [deque() for _ in range(replicas)]
+        self._load = [0] * replicas
+        self._admitted = [0] * replicas
+        self._reserved = [0] * replicas
+        self.busy = 0.0
+        self.joined = [(0, 0)] * len(log.arrival)
+
+    @property
+    def iteration_ends(self) -> list[array]:
+        """Per lane, when its iterations ended, s; empty unless gaps are recorded."""
+        return [lane.ends for lane in self._lanes]
+
+    def dispatch(self, request: int, now: float) -> None:
+        """Sends a request to the queue of an instance."""
+        instance = self._load.index(min(self._load))
+        self._load[instance] += 1
+        self._log.decode_instance[request] = instance
+        self._queues[instance].append(request)
+        self._admit(instance, now)
+
+    def join(self, request: int, now: float) -> None:
+        """Takes in a request whose KV has arrived."""
+        lane = min(self._lanes_of[self._log.decode_instance[request]], key=lambda x: x.size)
+        lane.joining.append(request)
+        lane.size += 1
+        if not lane.running:
+            lane.running = True
+            heappush(self._log.heap, (now, LANE_START, lane.index))
+
+    def begin(self, index: int, now: float) -> None:
+        """Starts an iteration of a lane, unless it has become empty."""
+        lane = self._lanes[index]
+        self._take_in(lane, now)
+        if lane.batch:
+            heappush(self._log.heap, (self._run(lane, now), ITERATION_END, index))
+        else:
+            lane.running = False
+
+    def iterate(self, index: int, now: float) -> None:
+        """Ends the iteration of a lane and runs the next ones, while no other event is due.
+
+        When requests leave, others may be admitted and may even join this lane at once, so the
+        next iteration starts by an event that comes after all of these.
+        """
+        lane, heap = self._lanes[index], self._log.heap
+        while True:
+            last = lane.iteration
+            lane.iteration = last + 1
+            lane.context += lane.batch
+            if self._record_gaps:
+                lane.ends.append(now)
+            if lane.fresh:
+                self._note_first_tokens(lane, now)
+            if last in lane.leaving:
+                self._complete(lane, lane.leaving.pop(last), now)
+                heappush(heap, (now, LANE_START, index))
+                return
+            if lane.joining:
+                self._take_in(lane, now)
+            end = self._run(lane, now)
+            if heap and heap[0][0] <= end:
+                heappush(heap, (end, ITERATION_END, index))
+                return
+            now = end
+
+    def _run(self, lane: _Lane, now: float) -> float:
+        """Passes the batch through the stages; returns when the last one ends, s."""
+        busy = self._stage_time(decode_work(lane.batch, lane.context))
+        stages, end = self._stages[lane.instance], now
+        for s, free in enumerate(stages):
+            end = (free if free > end else end) + busy
+            stages[s] = end
+        self.busy += busy * len(stages)
+        return end
+
+    def _take_in(self, lane: _Lane, now: float) -> None:
+        """Adds the requests that wait for the lane's next iteration."""
+        log = self._log
+        begin = max(now, self._stages[lane.instance][0])
+        for request in lane.joining:
+            steps = log.n_out[request] - self._tokens_before
+            lane.leaving.setdefault(lane.iteration + steps - 1, []).append(request)
+            lane.batch += 1
+            lane.context += log.n_in[request] + self._tokens_before
+            log.decode_start[request] = begin
+            self.joined[request] = (lane.index, lane.iteration)
+        lane.fresh, lane.joining = lane.joining, []
+
+    def _note_first_tokens(self, lane: _Lane, now: float) -> None:
+        """Ends the first iteration of a lane's newcomers."""
+        if not self._tokens_before:
+            for request in lane.fresh:
+                self._log.first_token[request] = now
+        lane.fresh = []
+
+    def _complete(self, lane: _Lane, requests: list[int], now: float) -> None:
+        """Lets requests go and gives their room to those in the queue."""
+        log, instance = self._log, lane.instance
+        for request in requests:
+            tokens = log.n_in[request] + log.n_out[request]
+            log.last_token[request] = now
+            lane.context -= tokens
+            self._reserved[instance] -= tokens
+        gone = len(requests)
+        lane.batch -= gone
+        lane.size -= gone
+        self._load[instance] -= gone
+        self._admitted[instance] -= gone
+        self._admit(instance, now)
+
+    def _admit(self, instance: int, now: float) -> None:
+        """Admits the head of a queue as long as a slot and room for all its tokens are free."""
+        queue, log = self._queues[instance], self._log
+        while queue and self._admitted[instance] < self._max_batch:
+            tokens = log.n_in[queue[0]] + log.n_out[queue[0]]
+            if self._reserved[instance] + tokens > self._capacity:
+                return
+            self._admitted[instance] += 1
+            self._reserved[instance] += tokens
+            self._pull(queue.popleft(), now)

@@ -1,0 +1,214 @@
+"""Event simulation of a disaggregated deployment, request by request, iteration by iteration.
+
+Arrivals join one prefill queue (`prefill`); at the end of prefill a request goes to the queue of
+a decode instance (`decode`), which pulls its KV over the one link when it admits it. Until the
+pull has ended the KV stays in the prefill instance, so a full decode pool holds prefill back.
+
+Events at equal times are handled in this order: end of prefill, end of a pull, end of an
+iteration, start of a lane, arrival, first prefill stage free.
+
+Ignores: preemption, prefix sharing, paging granularity (KV is counted in tokens), transfers that
+overlap with prefill, scheduling time beyond what the time model holds.
+"""
+
+from heapq import heappop, heappush
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluidserve.errors import InputError
+from fluidserve.eventsim.decode import ITERATION_END, LANE_START, DecodePool
+from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
+from fluidserve.eventsim.records import Gaps, Log, Records, Utilisation, collect_gaps
+from fluidserve.timing.instance import System
+
+_PULL_END = 1
+_ARRIVAL = 4
+
+
+def run(
+    system: System,
+    arrival: np.ndarray,
+    n_in: np.ndarray,
+    n_out: np.ndarray,
+    *,
+    record_gaps: bool = False,
+) -> Records:
+    """Serves every request and ends when the last token has left; overload ends too.
+
+    Args:
+      system: the deployment; one, not a batch.
+      arrival: arrival times, s, sorted.
+      n_in: prompt tokens, whole numbers.
+      n_out: output tokens, whole numbers.
+      record_gaps: also keep every time between two tokens.
+
+    Returns:
+      one record per request.
+
+    Raises:
+      InputError: arrays that are no request stream, or a request that no instance has room for.
+    """
+    system = _plain(system)
+    arrival, n_in, n_out = _checked(system, arrival, n_in, n_out)
+    return _Simulation(system, Log(arrival, n_in, n_out), record_gaps).run()
+
+
+class _Simulation:
+    """One run: the two pools, the link between them, and the loop over events."""
+
+    def __init__(self, system: System, log: Log, record_gaps: bool):
+        self._system = system
+        self._log = log
+        self._record_gaps = record_gaps
+        self._from_prefill = system.first_token == "prefill"
+        self._link_free = 0.0
+        self._link_busy = 0.0
+        self._prefill = PrefillPool(
+            log, system.prefill, replicas=int(system.n_prefill), batch=system.prefill_batch
+        )
+        self._decode = DecodePool(
+            log,
+            system.decode,
+            replicas=int(system.n_decode),
+            max_batch=float(system.max_batch),
+            first_from_prefill=self._from_prefill,
+            pull=self._pull,
+            record_gaps=record_gaps,
+        )
+
+    def run(self) -> Records:
+        """Handles events in time order until none is left."""
+        log, prefill, decode = self._log, self._prefill, self._decode
+        heap, arrivals, requests = log.heap, log.arrival, len(log.arrival)
+        heap.append((arrivals[0], _ARRIVAL, 0))
+        while heap:
+            now, rank, item = heappop(heap)
+            if rank == ITERATION_END:
+                decode.iterate(item, now)
+            elif rank == LANE_START:
+                decode.begin(item, now)
+            elif rank == PREFILL_END:
+                self._prefill_end(item, now)
+            elif rank == _PULL_END:
+                prefill.release(item)
+                decode.join(item, now)
+                prefill.start(now)
+            elif rank == STAGE_FREE:
+                prefill.start(now)
+            else:
+                while item < requests and arrivals[item] == now:
+                    prefill.arrive(item)
+                    item += 1
+                if item < requests:
+                    heappush(heap, (arrivals[item], _ARRIVAL, item))
+                prefill.start(now)
+        return log.records(self._utilisation(), self._gaps())
+
+    def _prefill_end(self, instance: int, now: float) -> None:
+        """Sends a batch on; a request whose only token has just left is done."""
+        log = self._log
+        for request in self._prefill.finish(instance):
+            if self._from_prefill:
+                log.first_token[request] = now
+                if log.n_out[request] == 1:
+                    log.kv_start[request] = log.kv_end[request] = now
+                    log.decode_start[request] = log.last_token[request] = now
+                    self._prefill.release(request)
+                    continue
+            self._decode.dispatch(request, now)
+        self._prefill.start(now)
+
+    def _pull(self, request: int, now: float) -> None:
+        """Queues the KV of an admitted request on the link, then adds the fixed overhead."""
+        log, system = self._log, self._system
+        service = log.n_in[request] * system.kv_bytes_per_token / system.link_bandwidth
+        self._link_free = max(self._link_free, now) + service
+        self._link_busy += service
+        end = self._link_free + system.handover_overhead
+        log.kv_start[request], log.kv_end[request] = now, float(end)
+        heappush(log.heap, (float(end), _PULL_END, request))
+
+    def _utilisation(self) -> Utilisation:
+        """Averages over the run."""
+        log, system = self._log, self._system
+        horizon = max(log.last_token) - log.arrival[0]
+        decoding = prefill_kv = decode_kv = 0.0
+        for r in range(len(log.arrival)):
+            decoding += log.last_token[r] - log.decode_start[r]
+            prefill_kv += log.n_in[r] * (log.kv_end[r] - log.prefill_start[r])
+            if log.decode_instance[r] >= 0:
+                decode_kv += (log.n_in[r] + log.n_out[r]) * (log.last_token[r] - log.kv_start[r])
+        prefill, decode = system.prefill, system.decode
+        return Utilisation(
+            horizon=float(horizon),
+            prefill=float(self._prefill.busy / (system.n_prefill * prefill.pp * horizon)),
+            link=float(self._link_busy / horizon),
+            decode=float(self._decode.busy / (system.n_decode * decode.pp * horizon)),
+            decode_batch=float(decoding / (system.n_decode * horizon)),
+            prefill_kv=float(prefill_kv / (system.n_prefill * prefill.kv_capacity * horizon)),
+            decode_kv=float(decode_kv / (system.n_decode * decode.kv_capacity * horizon)),
+        )
+
+    def _gaps(self) -> Gaps | None:
+        """Times between tokens, if they were asked for."""
+        if not self._record_gaps:
+            return None
+        decode = self._decode
+        return collect_gaps(
+            self._log, decode.iteration_ends, decode.joined, from_prefill=self._from_prefill
+        )
+
+
+def _plain(system: System) -> System:
+    """The system with Python floats for leaves, so that no event touches an array library."""
+    try:
+        system = jax.tree.map(float, system)
+    except TypeError:
+        raise InputError("system: the simulator takes one system, not a batch of them") from None
+    counts = {
+        "n_prefill": system.n_prefill,
+        "n_decode": system.n_decode,
+        "prefill.pp": system.prefill.pp,
+        "decode.pp": system.decode.pp,
+        "prefill_batch": system.prefill_batch,
+    }
+    for name, value in counts.items():
+        if value < 1 or value != int(value):
+            raise InputError(f"system.{name} = {value} must be a whole number of at least 1")
+    if not system.max_batch >= 1:
+        raise InputError(f"system.max_batch = {system.max_batch} must be at least 1")
+    if not system.link_bandwidth > 0:
+        raise InputError(f"system.link_bandwidth = {system.link_bandwidth} must be above zero")
+    return system
+
+
+def _checked(
+    system: System, arrival: Any, n_in: Any, n_out: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The request arrays as float64 and int64, or an `InputError`."""
+    arrival = np.asarray(arrival, np.float64)
+    n_in, n_out = np.asarray(n_in), np.asarray(n_out)
+    if arrival.ndim != 1 or not len(arrival) or not arrival.shape == n_in.shape == n_out.shape:
+        raise InputError(
+            "requests: arrival, n_in and n_out must be non-empty and of one length; got shapes "
+            f"{arrival.shape}, {n_in.shape}, {n_out.shape}"
+        )
+    if not np.isfinite(arrival).all() or arrival[0] < 0 or (np.diff(arrival) < 0).any():
+        raise InputError("arrival: times must be finite, not negative and sorted")
+    for name, tokens in (("n_in", n_in), ("n_out", n_out)):
+        if (tokens < 1).any() or (tokens != np.rint(tokens)).any():
+            raise InputError(f"{name}: token counts must be whole numbers of at least 1")
+    n_in, n_out = n_in.astype(np.int64), n_out.astype(np.int64)
+    handed_over = n_out > (1 if system.first_token == "prefill" else 0)
+    for role, room, need in (
+        ("prefill", system.prefill.kv_capacity, n_in.max()),
+        ("decode", system.decode.kv_capacity, (n_in + n_out)[handed_over].max(initial=0)),
+    ):
+        if need > room:
+            raise InputError(
+                f"{role}.kv_capacity = {room:g} tokens is less than the {need} tokens that one "
+                "request needs; use more memory per instance or shorter requests"
+            )
+    return arrival, n_in, n_out

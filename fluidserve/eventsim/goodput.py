@@ -1,0 +1,182 @@
+"""The largest rate at which enough requests meet their limits, found by simulation."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fluidserve.errors import InputError
+from fluidserve.eventsim.arrivals import draw_requests
+from fluidserve.eventsim.disaggregated import run
+from fluidserve.eventsim.measure import attainment, estimate
+from fluidserve.specs.slo import Slo
+from fluidserve.specs.workload import Workload
+from fluidserve.timing.instance import System
+from fluidserve.timing.model import decode_time, prefill_time
+
+_IDLE_REQUESTS = 1000
+_LARGEST_STEP = 4.0
+_MOST_STEPS = 40
+
+_Probe = tuple[float, float]
+"""A rate and the margin there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputEstimate:
+    """Goodput by independent replications, all in 1/s.
+
+    Attributes:
+      value: mean over the seeds; 0 where even an idle system misses the target.
+      low: lower end of the 95 % interval (Student), not below zero.
+      high: upper end.
+      se: standard error of the mean; ``inf`` from a single seed.
+      probes: runs that were needed.
+    """
+
+    value: float
+    low: float
+    high: float
+    se: float
+    probes: int
+
+
+def goodput(
+    system: System,
+    workload: Workload,
+    slo: Slo,
+    *,
+    guess: float | int,
+    requests: int = 20_000,
+    seeds: Sequence[int] = (0, 1, 2),
+    tolerance: float = 0.005,
+    warmup: float = 0.1,
+    tail: float = 0.05,
+) -> GoodputEstimate:
+    """Solves ``attainment(rate) = slo.attainment`` once per seed.
+
+    Every rate sees the same requests, only closer together, so attainment falls almost smoothly.
+    It is the share of a window of a finite run (`Records.window`): above capacity the backlog
+    needs time to build up, so a short run can meet the target at a rate that no system could
+    sustain. The window leaves out the early requests, which profit most; runs should be long
+    against the limits, and a goodput above ``1 / service time`` is a sign that they are not.
+
+    Args:
+      system: the deployment.
+      workload: lengths and the pattern of arrivals.
+      slo: limits and the share that must meet them.
+      guess: where to start, 1/s; the closer, the fewer probes. Not positive: start at 1.
+      requests: of each run.
+      seeds: one replication each.
+      tolerance: relative width of the last bracket, inside which the rate is interpolated.
+      warmup: share of the requests left out at the start.
+      tail: share left out at the end.
+
+    Raises:
+      InputError: no seeds, or the target is met at any rate because the run is too short.
+    """
+    if not seeds:
+        raise InputError("seeds: give at least one")
+    guess = float(guess) if 0 < guess < math.inf else 1.0
+    idle = _idle(system, workload, slo)
+    if idle[1] < 0:
+        return GoodputEstimate(value=0.0, low=0.0, high=0.0, se=0.0, probes=1)
+    probes, rates, step = 1, [], 1.1
+    for seed in seeds:
+        margin = _Margin(system, workload, slo, requests, seed, warmup, tail)
+        low, high = _bracket(margin, guess, step, idle)
+        guess, step = _narrow(margin, low, high, tolerance), 1.02
+        rates.append(guess)
+        probes += margin.probes
+    mean = estimate(np.array(rates))
+    low_end = max(mean.low, 0.0)
+    return GoodputEstimate(value=mean.value, low=low_end, high=mean.high, se=mean.se, probes=probes)
+
+
+class _Margin:
+    """Attainment minus target as a function of the rate, for one seed."""
+
+    def __init__(
+        self,
+        system: System,
+        workload: Workload,
+        slo: Slo,
+        requests: int,
+        seed: int,
+        warmup: float,
+        tail: float,
+    ):
+        self._unit, self._n_in, self._n_out = draw_requests(workload, requests, seed=seed)
+        self._system, self._slo = system, slo
+        self._warmup, self._tail = warmup, tail
+        self.probes = 0
+
+    def __call__(self, rate: float) -> _Probe:
+        """One run."""
+        self.probes += 1
+        records = run(self._system, self._unit / rate, self._n_in, self._n_out)
+        kept = records.window(warmup=self._warmup, tail=self._tail)
+        return rate, attainment(kept, self._slo) - float(self._slo.attainment)
+
+
+def _idle(system: System, workload: Workload, slo: Slo) -> _Probe:
+    """The margin of requests that never meet each other, at a rate where they hardly would."""
+    _, n_in, n_out = draw_requests(workload, _IDLE_REQUESTS, seed=0)
+    longest_in, longest_out = float(n_in.max()), float(n_out.max())
+    context = float((n_in + n_out).max())
+    spacing = float(
+        system.prefill.pp * prefill_time(system.prefill.times, longest_in)
+        + longest_in * system.kv_bytes_per_token / system.link_bandwidth
+        + system.handover_overhead
+        + longest_out * system.decode.pp * decode_time(system.decode.times, 1.0, context)
+    )
+    records = run(system, np.arange(_IDLE_REQUESTS) * spacing, n_in, n_out)
+    return 0.01 / spacing, attainment(records, slo) - float(slo.attainment)
+
+
+def _bracket(
+    margin: Callable[[float], _Probe], guess: float, step: float, idle: _Probe
+) -> tuple[_Probe, _Probe]:
+    """Neighbouring rates that meet and miss the target, by growing steps from `guess`."""
+    here = margin(guess)
+    for _ in range(_MOST_STEPS):
+        meets = here[1] >= 0
+        if not meets and here[0] / step <= idle[0]:
+            return idle, here
+        there = margin(here[0] * step if meets else here[0] / step)
+        if meets != (there[1] >= 0):
+            return (here, there) if meets else (there, here)
+        here, step = there, min(step * step, _LARGEST_STEP)
+    raise InputError(
+        f"requests: attainment still meets the target at {here[0]:g} requests/s; the run is too "
+        "short to overload the system, take more requests"
+    )
+
+
+def _narrow(
+    margin: Callable[[float], _Probe], low: _Probe, high: _Probe, tolerance: float
+) -> float:
+    """Closes the bracket and interpolates inside it.
+
+    Regula falsi that stays half a tolerance away from both ends, so that a probe close to the
+    root is followed by one on its other side; after two probes on one side it bisects.
+    """
+    same_side, last_met = 0, None
+    while high[0] > low[0] * (1.0 + tolerance):
+        if same_side >= 2 or high[0] > _LARGEST_STEP * low[0]:
+            rate, same_side = math.sqrt(low[0] * high[0]), 0
+        else:
+            edge = 0.5 * tolerance * low[0]
+            rate = min(max(_root(low, high), low[0] + edge), high[0] - edge)
+        here = margin(rate)
+        met = here[1] >= 0
+        low, high = (here, high) if met else (low, here)
+        same_side = same_side + 1 if met == last_met else 1
+        last_met = met
+    return _root(low, high)
+
+
+def _root(low: _Probe, high: _Probe) -> float:
+    """Where the straight line through two probes is zero."""
+    return low[0] + (high[0] - low[0]) * low[1] / (low[1] - high[1])

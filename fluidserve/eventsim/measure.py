@@ -1,0 +1,170 @@
+"""Metrics of a simulated run, with the interval that its length allows."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from fluidserve.errors import InputError
+from fluidserve.eventsim.arrivals import draw_requests
+from fluidserve.eventsim.disaggregated import run
+from fluidserve.eventsim.records import Records
+from fluidserve.specs.slo import Slo
+from fluidserve.specs.workload import Workload
+from fluidserve.timing.instance import System
+
+_ROUNDING = 1.0 + 1e-9
+
+
+def simulate(
+    system: System,
+    workload: Workload,
+    rate: float | int,
+    *,
+    requests: int,
+    seed: int,
+    stratify: bool = True,
+    record_gaps: bool = False,
+) -> Records:
+    """Draws requests and serves them. The same seed at another rate gives the same requests.
+
+    Args:
+      system: the deployment.
+      workload: lengths and the pattern of arrivals.
+      rate: mean arrival rate, 1/s.
+      requests: how many.
+      seed: one seed for everything.
+      stratify: exact quantiles in random order instead of independent draws.
+      record_gaps: also keep every time between two tokens.
+
+    Returns:
+      every request, including those that `Records.window` leaves out of metrics.
+
+    Raises:
+      InputError: a rate that is not positive and finite, or what `run` raises.
+    """
+    if not 0 < rate < math.inf:
+        raise InputError(f"rate = {rate} must be positive and finite (1/s)")
+    unit, n_in, n_out = draw_requests(workload, requests, seed=seed, stratify=stratify)
+    return run(system, unit / rate, n_in, n_out, record_gaps=record_gaps)
+
+
+def meets(records: Records, slo: Slo) -> np.ndarray:
+    """Which requests meet both limits, up to a relative rounding error of 1e-9."""
+    in_time = records.ttft <= float(slo.ttft) * _ROUNDING
+    return in_time & (records.tpot <= float(slo.tpot) * _ROUNDING)
+
+
+def attainment(records: Records, slo: Slo) -> float:
+    """Share of the given requests that meet both limits; take `Records.window` first."""
+    return float(meets(records, slo).mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval.
+
+    Attributes:
+      value: the mean.
+      se: its standard error; ``inf`` from a single value.
+      low: lower end of the interval.
+      high: upper end.
+    """
+
+    value: float
+    se: float
+    low: float
+    high: float
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """Mean of independent values with Student's interval; without bounds from a single value."""
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return Estimate(value=mean, se=math.inf, low=-math.inf, high=math.inf)
+    from scipy.special import stdtrit
+
+    se = float(np.std(values, ddof=1) / math.sqrt(n))
+    half = float(stdtrit(n - 1, 0.975)) * se
+    return Estimate(value=mean, se=se, low=mean - half, high=mean + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantiles:
+    """Mean and quantiles of a time, s."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Metrics of a run.
+
+    Attributes:
+      ttft: time to first token.
+      tpot: mean time per output token after the first.
+      attainment: share of requests that meet both limits, by batch means.
+      throughput: requests that finish per second between the first and the last arrival of the
+        window.
+      requests: requests in the window.
+    """
+
+    ttft: Quantiles
+    tpot: Quantiles
+    attainment: Estimate
+    throughput: float
+    requests: int
+
+
+def summarise(
+    records: Records,
+    slo: Slo,
+    *,
+    warmup: float = 0.1,
+    tail: float = 0.05,
+    batches: int = 20,
+) -> Summary:
+    """Metrics over the window of a run.
+
+    The interval of the attainment comes from means of consecutive batches, taken as independent;
+    a batch should be long against the time that congestion lasts. Stratified requests make it a
+    little too wide. It is clipped to 0 and 1.
+
+    Args:
+      records: a whole run.
+      slo: the limits.
+      warmup: share of the requests left out at the start.
+      tail: share left out at the end.
+      batches: how many.
+
+    Raises:
+      InputError: fewer requests in the window than batches.
+    """
+    kept = records.window(warmup=warmup, tail=tail)
+    if len(kept) < batches:
+        raise InputError(f"summarise: {len(kept)} requests do not fill {batches} batches")
+    met = meets(kept, slo).astype(np.float64)
+    by_batch = estimate(np.array([b.mean() for b in np.array_split(met, batches)]))
+    share = dataclasses.replace(
+        by_batch,
+        value=float(met.mean()),
+        low=max(by_batch.low, 0.0),
+        high=min(by_batch.high, 1.0),
+    )
+    first, last = kept.arrival[0], kept.arrival[-1]
+    done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
+    return Summary(
+        ttft=_quantiles(kept.ttft),
+        tpot=_quantiles(kept.tpot),
+        attainment=share,
+        throughput=float(done / (last - first)) if last > first else 0.0,
+        requests=len(kept),
+    )
+
+
+def _quantiles(times: np.ndarray) -> Quantiles:
+    p50, p90, p99 = (float(x) for x in np.quantile(times, [0.5, 0.9, 0.99]))
+    return Quantiles(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)

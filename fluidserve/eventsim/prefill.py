@@ -1,0 +1,92 @@
+"""Prefill instances behind one first-come-first-served queue."""
+
+from collections import deque
+from heapq import heappush
+
+from fluidserve.eventsim.records import Log
+from fluidserve.timing.instance import Instance
+from fluidserve.timing.model import Work
+
+PREFILL_END = 0
+STAGE_FREE = 5
+"""Ranks of events at equal times, see `fluidserve.eventsim.disaggregated`."""
+
+
+class PrefillPool:
+    """Identical instances that take prompts in the order of arrival.
+
+    The head of the queue goes to an instance whose first stage is free and whose memory has room
+    for its KV; among several, to the one idle longest, then to the lowest index. That instance
+    also takes the next waiting prompts, up to `batch`, as long as they fit. A batch passes the
+    stages in order; behind it the first stage is free for the next. KV is held until `release`.
+
+    Attributes:
+      busy: seconds that stages were busy, all together.
+    """
+
+    def __init__(self, log: Log, instance: Instance, *, replicas: int, batch: int):
+        self._log = log
+        self._stage_time = instance.times.stage_time
+        self._capacity = float(instance.kv_capacity)
+        self._batch = batch
+        self._stages = [[0.0] * int(instance.pp) for _ in range(replicas)]
+        self._held = [0] * replicas
+        self._waiting: deque[int] = deque()
+        self._running: list[deque[list[int]]] = [deque() for _ in range(replicas)]
+        self._stalled_since: float | None = None
+        self.busy = 0.0
+
+    def arrive(self, request: int) -> None:
+        """Puts a request at the end of the queue."""
+        self._waiting.append(request)
+
+    def start(self, now: float) -> None:
+        """Starts whatever can start."""
+        while self._waiting:
+            need = self._log.n_in[self._waiting[0]]
+            idle = [g for g, stages in enumerate(self._stages) if stages[0] <= now]
+            room = [g for g in idle if self._held[g] + need <= self._capacity]
+            if room:
+                self._run(min(room, key=lambda g: self._stages[g][0]), now)
+                continue
+            if idle and self._stalled_since is None:
+                self._stalled_since = now
+            return
+
+    def finish(self, instance: int) -> list[int]:
+        """The batch that has just left the last stage of an instance."""
+        return self._running[instance].popleft()
+
+    def release(self, request: int) -> None:
+        """Frees the KV of a request."""
+        self._held[self._log.prefill_instance[request]] -= self._log.n_in[request]
+
+    def _run(self, instance: int, now: float) -> None:
+        """Starts the head of the queue, and what fits beside it, on an instance."""
+        log, waiting = self._log, self._waiting
+        if self._stalled_since is not None:
+            log.memory_stall[waiting[0]] = now - self._stalled_since
+            self._stalled_since = None
+        batch, new, attended = [], 0, 0.0
+        while waiting and len(batch) < self._batch:
+            n_in = log.n_in[waiting[0]]
+            if self._held[instance] + n_in > self._capacity:
+                break
+            self._held[instance] += n_in
+            new, attended = new + n_in, attended + 0.5 * n_in * n_in
+            batch.append(waiting.popleft())
+        count = float(len(batch))
+        work = Work(new=new, attended=attended, kv_read=0.0, sequences=count, prompts=count)
+        busy = self._stage_time(work)
+        stages, end = self._stages[instance], now
+        for s, free in enumerate(stages):
+            end = (free if free > end else end) + busy
+            stages[s] = end
+        self.busy += busy * len(stages)
+        for request in batch:
+            log.prefill_start[request] = now
+            log.prefill_end[request] = end
+            log.prefill_instance[request] = instance
+        self._running[instance].append(batch)
+        heappush(log.heap, (end, PREFILL_END, instance))
+        heappush(log.heap, (stages[0], STAGE_FREE, instance))
