@@ -1,0 +1,1 @@
+"""A deployment at an arrival rate: stages put together, one module per kind."""

@@ -1,0 +1,1 @@
+"""Files and names from outside: configs, catalogs, traces."""

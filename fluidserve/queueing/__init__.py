@@ -1,0 +1,1 @@
+"""Queueing theory without a word about language models."""

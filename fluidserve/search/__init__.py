@@ -1,0 +1,1 @@
+"""Every candidate of a question, scored in one call."""

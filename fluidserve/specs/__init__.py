@@ -1,0 +1,1 @@
+"""What exists: models, accelerators, workloads, promises, deployments. Data only."""

@@ -1,0 +1,1 @@
+"""What the theory means for prefill, decode and the link between them."""

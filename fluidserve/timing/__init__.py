@@ -1,0 +1,1 @@
+"""How long one step takes on an instance."""

@@ -1,0 +1,1 @@
+"""Analysis against the event simulator, and against theory."""

@@ -1,0 +1,46 @@
+"""Where the formulas are known to fail: doubts about a goodput, raised from the numbers at hand."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fluidserve.deploy.disaggregated import Metrics, Plan
+from fluidserve.specs.slo import Slo
+from fluidserve.stages.decode import slots
+from fluidserve.status import Doubt
+
+NUDGE = 0.02
+"""How far below goodput the steepness of the attainment curve is taken."""
+
+
+def doubts_of(plan: Plan, slo: Slo, metrics: Metrics, below: Metrics) -> Int[Array, "*c"]:
+    """Bits of `Doubt` about a deployment at its goodput.
+
+    The thresholds come from comparisons with the event simulator (docs/accuracy.md).
+
+    Args:
+      plan: the deployment.
+      slo: the promise.
+      metrics: the deployment at its goodput.
+      below: the deployment at ``1 - NUDGE`` of it.
+    """
+    system, bins = plan.system, plan.bins
+    share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
+    alone = plan.prefill.high * plan.prefill.pp
+    never = jnp.sum(share * (alone > slo.ttft), axis=0)
+    typical = plan.prefill.mean * plan.prefill.pp
+    held = slots(system.decode, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
+    fall = (below.attainment - metrics.attainment) / (NUDGE * jnp.maximum(metrics.attainment, 0.1))
+    raised = {
+        Doubt.BURSTY_ARRIVALS: (plan.arrival_scv > 1.69) | (plan.arrival_scv < 0.3),
+        Doubt.LENGTH_TAIL: never > 0.06,
+        Doubt.DECODE_LANES: (system.decode.pp > 1.0) & (metrics.decode_load > 0.85),
+        Doubt.FEW_SLOTS: held < 10.0,
+        Doubt.BUSY_LINK: metrics.link_load > 0.6,
+        Doubt.PREFILL_MEMORY: (metrics.overflow > 0.01) | (metrics.prefill_memory > 0.5),
+        Doubt.FLAT_CURVE: fall < 0.2,
+        Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
+    }
+    bits = jnp.zeros(jnp.shape(metrics.batch), jnp.int32)
+    for doubt, holds in raised.items():
+        bits = bits | jnp.where(holds, int(doubt), 0)
+    return bits

@@ -1,0 +1,273 @@
+"""A disaggregated deployment at one arrival rate: what share of the requests meets the SLO.
+
+The three stages are evaluated one after the other - prefill pool, link, decode pool - and joined
+under the assumption that, given its lengths, a request meets its TTFT independently of its TPOT
+(in simulations of 19 deployments the joint share and the product agreed to 0.001).
+
+Pull semantics: KV stays in prefill memory until a decode instance has a slot, then crosses the
+link. When decode is full, prompts pile up in prefill memory; once that overflows, prefill stalls.
+
+Arrays have their bins on the first axis and candidates on the rest.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+from fluidserve.queueing.mgn import MAX_SERVERS
+from fluidserve.specs.lengths import LengthBins
+from fluidserve.specs.slo import Slo
+from fluidserve.stages.decode import (
+    DecodeLengths,
+    DecodeState,
+    decode_lengths,
+    decode_state,
+    slots,
+    step_time,
+    tpot_within,
+)
+from fluidserve.stages.kv_link import LinkState, link_state
+from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
+from fluidserve.status import Binding
+from fluidserve.timing.instance import System
+
+
+@pytree
+class Plan:
+    """Everything about a deployment that does not depend on the rate.
+
+    Attributes:
+      system: the deployment.
+      prefill: stage times of its prefill instances over the prompt bins.
+      lengths: moments of the requests in decode.
+      bins: the length distribution.
+      arrival_scv: squared coefficient of variation between arrivals.
+    """
+
+    system: System
+    prefill: PrefillShape
+    lengths: DecodeLengths
+    bins: LengthBins
+    arrival_scv: Leaf
+
+
+def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:
+    """Precomputes what the rate does not change."""
+    return Plan(
+        system=system,
+        prefill=prefill_shape(system.prefill, bins),
+        lengths=decode_lengths(bins, system.first_token),
+        bins=bins,
+        arrival_scv=arrival_scv,
+    )
+
+
+@pytree
+class Metrics:
+    """A deployment at one rate; every leaf has the shape of the candidates.
+
+    Attributes:
+      attainment: share of the requests that meet TTFT and TPOT.
+      ttft_attainment: share that meets TTFT.
+      tpot_attainment: share that meets TPOT.
+      prefill_load: busy share of the prefill pool's first stages.
+      link_load: busy share of the link.
+      decode_load: demand over the throughput of full decode instances.
+      batch: mean requests in decode per instance.
+      kv_use: mean share of the decode KV memory that is reserved.
+      slot_waits: chance of waiting for a decode slot.
+      prefill_memory: mean tokens held in prefill memory over what fits.
+      overflow: chance that prompts waiting for a slot fill the prefill memory.
+    """
+
+    attainment: Leaf
+    ttft_attainment: Leaf
+    tpot_attainment: Leaf
+    prefill_load: Leaf
+    link_load: Leaf
+    decode_load: Leaf
+    batch: Leaf
+    kv_use: Leaf
+    slot_waits: Leaf
+    prefill_memory: Leaf
+    overflow: Leaf
+
+
+@pytree
+class State:
+    """The three stages at one rate, and what happens between them.
+
+    Attributes:
+      prefill: the prefill pool.
+      link: the link.
+      decode: the decode pool.
+      handover: mean time from getting a slot to being ready for decode, s.
+      overflow: chance that prompts waiting for a slot fill the prefill memory.
+    """
+
+    prefill: PrefillState
+    link: LinkState
+    decode: DecodeState
+    handover: Leaf
+    overflow: Leaf
+
+
+def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SERVERS) -> State:
+    """The stages at an arrival rate, 1/s."""
+    system, bins = plan.system, plan.bins
+    prefill = prefill_state(
+        plan.prefill,
+        system.n_prefill,
+        rate,
+        arrival_scv=plan.arrival_scv,
+        max_replicas=max_replicas,
+    )
+    prompt = jnp.sum(bins.in_share * bins.in_mean)
+    prompt_square = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
+    decoded = rate * _decoded_share(plan)
+    link = link_state(
+        decoded,
+        system.kv_bytes_per_token / system.link_bandwidth,
+        prompt,
+        prompt_square,
+        prefill_load=prefill.load,
+        n_prefill=system.n_prefill,
+    )
+    handover = link.wait + link.transfer + system.handover_overhead
+    decode = decode_state(
+        system.decode,
+        plan.lengths,
+        system.n_decode,
+        rate,
+        max_batch=system.max_batch,
+        transfer=handover,
+        arrival_scv=plan.arrival_scv,
+    )
+    waiting_room = jnp.maximum(
+        system.n_prefill * system.prefill.kv_capacity / prompt
+        - rate * (plan.prefill.mean * system.prefill.pp + handover),
+        0.0,
+    )
+    ratio = jnp.clip(decode.full, 1e-6, 1.0 - 1e-3)
+    overflow = decode.waits * jnp.exp(waiting_room * jnp.log(ratio))
+    return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
+
+
+def _decoded_share(plan: Plan):
+    """Share of the requests that reach decode: all but single tokens sent out by prefill."""
+    single = plan.bins.out_share[0] if plan.system.first_token == "prefill" else 0.0
+    return 1.0 - single
+
+
+def ttft_within(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Array, "q *c"]:
+    """Share of each prompt bin whose TTFT is at most `limit`."""
+    prefill = state.prefill
+    if plan.system.first_token == "prefill":
+        return prefill.within(limit) * (1.0 - state.overflow)
+    decode = state.decode
+    later = state.handover + 0.5 * decode.step * jnp.minimum(decode.batch, 1.0) + decode.step
+    typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit + later
+    slack = jnp.maximum(limit - typical, 0.0)
+    in_time = 1.0 - decode.waits * jnp.exp(-decode.drain * slack)
+    in_time = jnp.where(decode.full < 1.0, in_time, 0.0)
+    return prefill.within(limit - later) * in_time * (1.0 - state.overflow)
+
+
+def tpot_met(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Array, "m *c"]:
+    """Share of each output bin whose TPOT is at most `limit`."""
+    return tpot_within(
+        state.decode,
+        plan.lengths,
+        limit,
+        handover=state.handover,
+        first_token=plan.system.first_token,
+    )
+
+
+def evaluate(
+    plan: Plan, slo: Slo, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SERVERS
+) -> Metrics:
+    """Attainment and utilisation at an arrival rate, 1/s.
+
+    Attainment is 0 where a pool or the link cannot carry the rate.
+    """
+    state = at_rate(plan, rate, max_replicas=max_replicas)
+    ttft = ttft_within(plan, state, slo.ttft)
+    tpot = tpot_met(plan, state, slo.tpot)
+    carried = (state.link.load < 1.0) & (state.prefill.load < 1.0) & (state.decode.full < 1.0)
+    joint = jnp.tensordot(plan.bins.joint, tpot, axes=1)
+    decode, system = state.decode, plan.system
+    prompt = jnp.sum(plan.bins.in_share * plan.bins.in_mean)
+    held = plan.prefill.mean * system.prefill.pp + state.handover
+    held = held + decode.waits / jnp.maximum(decode.drain, 1e-9)
+    return Metrics(
+        attainment=jnp.where(carried, jnp.sum(joint * ttft, axis=0), 0.0),
+        ttft_attainment=_mean(plan.bins.in_share, ttft),
+        tpot_attainment=_mean(plan.bins.out_share, tpot),
+        prefill_load=state.prefill.load,
+        link_load=state.link.load,
+        decode_load=decode.full,
+        batch=decode.batch,
+        kv_use=decode.batch * plan.lengths.reserved / system.decode.kv_capacity,
+        slot_waits=decode.waits,
+        prefill_memory=rate
+        * prompt
+        * held
+        / jnp.maximum(system.n_prefill * system.prefill.kv_capacity, 1.0),
+        overflow=state.overflow,
+    )
+
+
+def _mean(share: Float[Array, " q"], values: Float[Array, "q *c"]) -> Float[Array, "*c"]:
+    return jnp.tensordot(share, values, axes=1)
+
+
+def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Float[Array, "*c"]]:
+    """Rates that saturate the prefill pool, the link and the decode pool, 1/s.
+
+    The decode pool saturates when every slot is taken all the time.
+    """
+    system, lengths = plan.system, plan.lengths
+    prefill = system.n_prefill / plan.prefill.mean
+    prompt = jnp.sum(plan.bins.in_share * plan.bins.in_mean)
+    per_request = system.kv_bytes_per_token * prompt / system.link_bandwidth
+    link = 1.0 / jnp.maximum(per_request * _decoded_share(plan), 1e-12)
+    nothing = jnp.zeros_like(prefill)
+    room = slots(system.decode, lengths, system.max_batch, nothing)
+    per_slot = lengths.mean_steps * step_time(system.decode, room, lengths.context)
+    decode = system.n_decode * room / per_slot
+    return prefill, jnp.broadcast_to(link, prefill.shape), decode
+
+
+def binding_of(
+    goodput: Float[Array, "*c"], metrics: Metrics, limits: tuple[Float[Array, "*c"], ...]
+) -> Int[Array, "*c"]:
+    """What keeps goodput from being higher, as a `Binding`.
+
+    At 99.5% of the rate that saturates a stage, that stage binds. Otherwise it is the metric that
+    more requests miss; slots bind where more than half of the misses of TPOT wait for one.
+
+    Args:
+      goodput: the goodput, 1/s; 0 when the SLO cannot be met.
+      metrics: the deployment at that rate, or at a vanishing rate.
+      limits: rates that saturate prefill, link and decode, 1/s.
+    """
+    prefill, link, decode = limits
+    misses_ttft = 1.0 - metrics.ttft_attainment
+    misses_tpot = 1.0 - metrics.tpot_attainment
+    by_ttft = misses_ttft >= misses_tpot
+    waiting = metrics.slot_waits > 0.5 * misses_tpot
+    found = jnp.where(by_ttft, Binding.TTFT, jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TPOT))
+    found = jnp.where(
+        metrics.overflow > 0.5 * (misses_ttft + misses_tpot), Binding.PREFILL_MEMORY, found
+    )
+    saturated = jnp.where(
+        prefill <= jnp.minimum(link, decode),
+        Binding.PREFILL_CAPACITY,
+        jnp.where(link <= decode, Binding.LINK, Binding.DECODE_CAPACITY),
+    )
+    upper = jnp.minimum(jnp.minimum(prefill, link), decode)
+    found = jnp.where(goodput > 0.995 * upper, saturated, found)
+    unreachable = jnp.where(by_ttft, Binding.TTFT_UNREACHABLE, Binding.TPOT_UNREACHABLE)
+    return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)

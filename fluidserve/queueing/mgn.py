@@ -1,0 +1,152 @@
+r"""Waiting time in M/G/n and, approximately, GI/G/n queues with one shared FCFS line.
+
+Time is measured in units of ``mean service / n``, so that a unit of work leaves per unit of time
+when all servers are busy. The tail of the wait is fitted by two exponentials,
+
+.. math:: P(W > y) = \alpha e^{-uy} + (C - \alpha) e^{-\eta y},
+
+whose parameters come from the chance of waiting C, the exact decay rate u of a gamma service time
+with the given variability, the constant :math:`\alpha` of that decay, and the mean wait, which
+fixes :math:`\eta`. The idea is Tijms's (A First Course in Stochastic Models, 2003, section 9.6).
+
+Ignores: service times with a heavy tail (a gamma law has none); arrivals that are not a renewal
+process.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+
+MAX_SERVERS = 64
+"""Servers that the Erlang recursion runs to by default."""
+
+_SMALLEST_SCV = 0.01
+_NEWTON_STEPS = 3
+_NEAR_SATURATION = 0.03
+_STEEPEST = 40.0
+
+
+def erlang_c(
+    servers: Float[Array, "*c"], rho: Float[Array, "*c"], *, max_servers: int = MAX_SERVERS
+) -> Float[Array, "*c"]:
+    """Chance that an arrival to M/M/n waits.
+
+    Args:
+      servers: servers n, a whole number up to `max_servers`.
+      rho: load of each server, 0 to 1.
+      max_servers: length of the recursion.
+
+    Returns:
+      probability; 1 at ``rho = 1``.
+
+    Source: Erlang-B recursion ``B_k = a B_{k-1} / (k + a B_{k-1})`` with ``a = n rho`` and
+    ``C = B / (1 - rho (1 - B))``; Cooper, Introduction to Queueing Theory, 1981, section 3.3.
+    """
+    offered = servers * rho
+    start = jnp.ones_like(offered)
+
+    def step(i, blocking):
+        k = i + 1.0
+        following = offered * blocking / (k + offered * blocking)
+        return jnp.where(k <= servers, following, blocking)
+
+    blocking = lax.fori_loop(0, max_servers, step, start)
+    return blocking / (1.0 - rho * (1.0 - blocking))
+
+
+@pytree
+class WaitFit:
+    """A fitted waiting-time tail, in units of ``mean service / servers``.
+
+    Attributes:
+      busy: chance of waiting at all.
+      weight: weight of the slow exponential.
+      decay: its rate.
+      steep: rate of the fast exponential, whose weight is ``busy - weight``.
+      mean: mean wait.
+    """
+
+    busy: Leaf
+    weight: Leaf
+    decay: Leaf
+    steep: Leaf
+    mean: Leaf
+
+    def tail(self, y: Float[Array, "..."]) -> Float[Array, "..."]:
+        """P(W > y), broadcast; 1 for negative `y`."""
+        at = jnp.maximum(y, 0.0)
+        slow = self.weight * jnp.exp(-self.decay * at)
+        fast = (self.busy - self.weight) * jnp.exp(-self.steep * at)
+        return jnp.where(y < 0.0, 1.0, jnp.clip(slow + fast, 0.0, self.busy))
+
+
+def fit_wait(
+    rho: Float[Array, "*c"],
+    servers: Float[Array, "*c"],
+    scv: Float[Array, "*c"],
+    arrival_scv: Float[Array, "*c"] | float = 1.0,
+    *,
+    max_servers: int = MAX_SERVERS,
+) -> WaitFit:
+    """Fits the waiting time.
+
+    Args:
+      rho: load of each server; must lie in (0, 1).
+      servers: servers behind the shared line.
+      scv: squared coefficient of variation of the service time.
+      arrival_scv: the same of the times between arrivals, taken as gamma; 1 is Poisson.
+      max_servers: length of the Erlang recursion.
+
+    Returns:
+      the fit. Exact in the mean for one server and Poisson arrivals (Pollaczek-Khinchine) and for
+      exponential service.
+    """
+    c = jnp.clip(scv, _SMALLEST_SCV, 4.0)
+    both = jnp.stack([jnp.broadcast_to(arrival_scv, rho.shape), jnp.ones_like(rho)])
+    decay, poisson = _decay_rate(rho, c, both)
+    m = jnp.minimum(c, 1.0)
+    one = servers <= 1.0
+    residual = jnp.where(one, 0.5 * (1.0 + c), (1.0 - m) * servers / (servers + 1.0) + m)
+    busy = jnp.where(one, rho, erlang_c(servers, rho, max_servers=max_servers))
+    burst = (arrival_scv + c) / (1.0 + c)
+    mean = busy * (residual + rho * (1.0 + c) / (2.0 * (1.0 - rho))) * burst
+
+    # Cramer-Lundberg constant of M/G/1, times E[exp(u R)] of the time R until a server is free
+    lundberg = (1.0 - rho) * (1.0 - c * poisson)
+    lundberg = lundberg / jnp.maximum((1.0 + c) * poisson - (1.0 - rho), 1e-6)
+    kappa = m + (1.0 - m) * servers / (servers + 2.0)
+    base = jnp.clip(1.0 - kappa * poisson * residual, 0.05, 1.0)
+    spread = jnp.where(one, 1.0 / rho, base ** (-1.0 / kappa))
+    weight = busy * lundberg * spread
+
+    left = mean - weight / decay
+    rest = busy - weight
+    small = jnp.abs(left) < 1e-6
+    steep = rest / jnp.where(small, 1e-6, left)
+    usable = (steep > 1.02 * decay) & (jnp.abs(rest) > 1e-4)
+    steep = jnp.where(usable, jnp.minimum(steep, _STEEPEST), _STEEPEST)
+    return WaitFit(busy=busy, weight=weight, decay=decay, steep=steep, mean=mean)
+
+
+def _decay_rate(rho, c, arrival_scv):
+    """Root u of ``-log1p(-c u)/c = a log1p(u/(a rho))``, a = 1/arrival_scv, by Newton.
+
+    The left side is the log moment generating function of gamma service, the right side minus
+    that of gamma arrivals. Convex, so Newton from the right of the root is monotone. Next to
+    saturation the difference cancels in float32; there the cubic start is accurate enough.
+    """
+    a = 1.0 / arrival_scv
+    slack = (1.0 - rho) / rho
+    half = 0.5 * (c + arrival_scv)
+    third = (1.0 + c) * (1.0 + 2.0 * c)
+    root = half + jnp.sqrt(half * half + (2.0 / 3.0) * third * slack)
+    u = jnp.minimum(2.0 * slack / root, 0.9 / c)
+    for _ in range(_NEWTON_STEPS):
+        value = -jnp.log1p(-c * u) / c - a * jnp.log1p(u / (a * rho))
+        slope = 1.0 / (1.0 - c * u) - 1.0 / (rho + u / a)
+        following = jnp.clip(u - value / jnp.maximum(slope, 1e-6), 0.3 * u, 0.97 / c)
+        u = jnp.where(slack < _NEAR_SATURATION, u, following)
+    return u

@@ -1,0 +1,133 @@
+"""Prompt and output lengths as the engine sees them: bins with their conditional moments.
+
+Atoms would misplace the share of prompts that can meet a limit at all, so each prompt bin keeps
+its edges besides its mean. The bins narrow towards the long prompts, which set the tail of TTFT.
+"""
+
+import numpy as np
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+from fluidserve.specs.workload import IndependentLengths, JointLengths, stratified
+
+PROMPT_BINS = 12
+OUTPUT_BINS = 12
+_TAIL_REFINEMENT = 1.7
+_GRID = 16384
+
+
+@pytree
+class LengthBins:
+    """Joint distribution of prompt tokens L and gaps g = output tokens - 1.
+
+    The first output bin holds the requests with one output token (share 0 when there are none).
+    Shapes: ``q`` prompt bins, ``m`` output bins.
+
+    Attributes:
+      in_share: probability of each prompt bin, (q,).
+      in_mean: mean L in the bin, (q,).
+      in_var: variance of L in the bin, (q,).
+      in_low: smallest L of the bin, (q,).
+      in_high: largest L of the bin, (q,).
+      out_share: probability of each output bin, (m,).
+      gap_mean: mean g in the bin, (m,).
+      gap_square: mean g**2 in the bin, (m,).
+      gap_cube: mean g**3 in the bin, (m,).
+      in_given_out: mean L in the output bin, (m,).
+      in_square_given_out: mean L**2 in the output bin, (m,).
+      joint: probability of each pair of bins, (q, m).
+      longest: longest prompt plus output that a deployment must hold, tokens.
+    """
+
+    in_share: Leaf
+    in_mean: Leaf
+    in_var: Leaf
+    in_low: Leaf
+    in_high: Leaf
+    out_share: Leaf
+    gap_mean: Leaf
+    gap_square: Leaf
+    gap_cube: Leaf
+    in_given_out: Leaf
+    in_square_given_out: Leaf
+    joint: Leaf
+    longest: Leaf
+
+
+def length_bins(
+    lengths: IndependentLengths | JointLengths,
+    *,
+    prompt_bins: int = PROMPT_BINS,
+    output_bins: int = OUTPUT_BINS,
+) -> LengthBins:
+    """Bins a length distribution.
+
+    Independent lengths are binned on a grid of exact quantiles, observed pairs as they are. Bin
+    edges lie at the probabilities ``1 - (1 - k/q)**1.7``.
+    """
+    if isinstance(lengths, JointLengths):
+        n_in = np.asarray(lengths.n_in, float)
+        n_out = np.asarray(lengths.n_out, float)
+        in_bin, out_bin = _rank_bins(n_in, prompt_bins), _output_bins(n_out, output_bins)
+        joint = np.zeros((prompt_bins, output_bins + 1))
+        np.add.at(joint, (in_bin, out_bin), 1.0 / len(n_in))
+        in_given_out = _bin_means(n_in, out_bin, output_bins + 1)
+        in_square = _bin_means(n_in**2, out_bin, output_bins + 1)
+        longest = float(np.max(n_in + n_out))
+    else:
+        u = stratified(_GRID)
+        n_in, n_out = lengths.n_in.quantile(u), lengths.n_out.quantile(u)
+        in_bin, out_bin = _rank_bins(n_in, prompt_bins), _output_bins(n_out, output_bins)
+        in_share = np.bincount(in_bin, minlength=prompt_bins) / _GRID
+        out_share = np.bincount(out_bin, minlength=output_bins + 1) / _GRID
+        joint = np.outer(in_share, out_share)
+        in_given_out = np.full(output_bins + 1, n_in.mean())
+        in_square = np.full(output_bins + 1, (n_in**2).mean())
+        longest = float(n_in[-1] + n_out[-1])
+    in_mean = _bin_means(n_in, in_bin, prompt_bins)
+    gaps = n_out - 1.0
+    return LengthBins(
+        in_share=joint.sum(1),
+        in_mean=in_mean,
+        in_var=_bin_means(n_in**2, in_bin, prompt_bins) - in_mean**2,
+        in_low=_bin_edge(np.minimum, n_in, in_bin, prompt_bins),
+        in_high=_bin_edge(np.maximum, n_in, in_bin, prompt_bins),
+        out_share=joint.sum(0),
+        gap_mean=_bin_means(gaps, out_bin, output_bins + 1),
+        gap_square=_bin_means(gaps**2, out_bin, output_bins + 1),
+        gap_cube=_bin_means(gaps**3, out_bin, output_bins + 1),
+        in_given_out=in_given_out,
+        in_square_given_out=in_square,
+        joint=joint,
+        longest=longest,
+    )
+
+
+def _rank_bins(values: np.ndarray, bins: int) -> np.ndarray:
+    """Bin of each value by its rank, ``0..bins-1``."""
+    rank = np.empty(len(values))
+    rank[np.argsort(values, kind="stable")] = stratified(len(values))
+    k = bins * (1.0 - (1.0 - rank) ** (1.0 / _TAIL_REFINEMENT))
+    return np.minimum(k.astype(int), bins - 1)
+
+
+def _output_bins(n_out: np.ndarray, bins: int) -> np.ndarray:
+    """Bin 0 for single-token requests, ``1..bins`` by rank for the rest."""
+    out = np.zeros(len(n_out), int)
+    several = n_out > 1
+    out[several] = 1 + _rank_bins(n_out[several], bins)
+    return out
+
+
+def _bin_means(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
+    """Mean in each bin; 0 where a bin is empty (its share is 0 as well)."""
+    count = np.bincount(index, minlength=bins)
+    return np.bincount(index, weights=values, minlength=bins) / np.maximum(count, 1)
+
+
+def _bin_edge(pick: np.ufunc, values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
+    """Smallest or largest value in each bin; 0 where a bin is empty."""
+    start = np.inf if pick is np.minimum else -np.inf
+    edge = np.full(bins, start)
+    pick.at(edge, index, values)
+    return np.where(np.isfinite(edge), edge, 0.0)

@@ -1,0 +1,282 @@
+r"""The decode pool: batches that grow until throughput meets demand, and the TPOT they give.
+
+A decode instance serves all its requests at once, the slower the more there are: processor sharing
+with a step time :math:`\tau(n)`. For Poisson arrivals the number in such a system depends on the
+output lengths only through their mean (Cohen 1979), and with an affine step time it is negative
+binomial. Here the step time is linearised at the batch that carries the load, which keeps those
+moments for any smooth step time:
+
+.. math::
+   \bar n = a\,\tau(\bar n + 1/k), \qquad \mathrm{Var}\,n = \bar n / (k (1 - a\tau'))
+
+with a the decode steps asked of an instance per second and k the instances that a least-loaded
+dispatch lets act as one. A request sees the average of the step time over its own life, so the
+variance shrinks with its length over the relaxation time. Slots are limited by KV memory and by the
+batch cap; beyond them requests wait, with a geometric tail.
+
+Arrays have their bins on the first axis and candidates on the rest.
+
+Ignores: preemption; the smoothing of arrivals by the prefill pool; unequal lanes of a pipeline when
+a backlog exists (real capacity is then lower; such candidates are marked red).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+from jaxtyping import Array, Float
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+from fluidserve.specs.lengths import LengthBins
+from fluidserve.timing.instance import Instance
+from fluidserve.timing.model import decode_time
+from fluidserve.timing.profile import FirstToken
+
+_NEWTON_STEPS = 6
+_FULL = 1.0 - 1e-3
+_LANE_COUNTS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0)
+_LARGEST_OF_NORMALS = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.424, 1.629, 1.766, 2.070)
+"""Mean of the largest of so many standard normals (Harter 1961)."""
+
+
+@pytree
+class DecodeLengths:
+    """What decode needs of the lengths. Scalars, or bins of shape ``(m,)``.
+
+    Attributes:
+      steps: decode steps of a request in each output bin, (m,).
+      gaps: gaps that its TPOT is averaged over, (m,).
+      mean_steps: mean decode steps of a request.
+      context: mean context of an active request, tokens.
+      context_var: its variance over the active requests.
+      reserved: mean KV reservation of an active request, tokens.
+      residual: mean steps that an active request still has to go.
+      leftover: tokens that the head of the line cannot use on average, ``E R**2 / (2 E R)``.
+    """
+
+    steps: Leaf
+    gaps: Leaf
+    mean_steps: Leaf
+    context: Leaf
+    context_var: Leaf
+    reserved: Leaf
+    residual: Leaf
+    leftover: Leaf
+
+
+def decode_lengths(bins: LengthBins, first_token: FirstToken) -> DecodeLengths:
+    """Length-biased moments of the requests in decode.
+
+    A request of ``g + 1`` output tokens takes g steps when its first token left with prefill, and
+    one more when the first decode step makes it.
+    """
+    extra = 0.0 if first_token == "prefill" else 1.0
+    w, g = bins.out_share, bins.gap_mean
+    o = g + extra
+    o2 = bins.gap_square + 2.0 * extra * g + extra
+    o3 = bins.gap_cube + 3.0 * extra * bins.gap_square + 3.0 * extra * g + extra
+    prompt, prompt2 = bins.in_given_out, bins.in_square_given_out
+    mean = jnp.maximum(jnp.sum(w * o), 1e-6)
+    # at its j-th step a request attends its prompt and the j tokens made so far
+    own = 0.5 * (o2 + o) if first_token == "prefill" else 0.5 * (o2 - o)
+    context = jnp.sum(w * (o * prompt + own)) / mean
+    age2 = jnp.sum(w * (o * prompt2 + o2 * prompt + o3 / 3.0)) / mean
+    age = jnp.sum(w * (o * prompt + 0.5 * o2)) / mean
+    reserved = prompt + g + 1.0
+    held = jnp.sum(w * reserved)
+    held2 = jnp.sum(w * (prompt2 + 2.0 * prompt * (g + 1.0) + bins.gap_square + 2.0 * g + 1.0))
+    return DecodeLengths(
+        steps=o,
+        gaps=g,
+        mean_steps=mean,
+        context=context,
+        context_var=jnp.maximum(age2 - age**2, 0.0),
+        reserved=jnp.sum(w * (o * prompt + (bins.gap_square + g * (1.0 + extra) + extra))) / mean,
+        residual=jnp.sum(w * o2) / (2.0 * mean),
+        leftover=held2 / (2.0 * held),
+    )
+
+
+@pytree
+class DecodeState:
+    """A decode pool at one arrival rate; all leaves have the shape of the candidates.
+
+    Attributes:
+      batch: mean requests per instance in decode.
+      slots: requests that an instance can hold.
+      full: load when all slots are taken, as a share of capacity; may exceed 1.
+      step: mean time of a decode step, s.
+      step_var: variance of the step time over time, s**2.
+      relaxation: steps over which the step time forgets its past.
+      step_full: step time with all slots taken, s.
+      waits: chance that a request waits for a slot.
+      drain: rate of the exponential wait for a slot, 1/s.
+    """
+
+    batch: Leaf
+    slots: Leaf
+    full: Leaf
+    step: Leaf
+    step_var: Leaf
+    relaxation: Leaf
+    step_full: Leaf
+    waits: Leaf
+    drain: Leaf
+
+
+def step_time(instance: Instance, batch: Float[Array, "*c"], context: Leaf) -> Float[Array, "*c"]:
+    """Time of one decode step of an instance that holds `batch` requests, s.
+
+    The batch is spread evenly over `pp` lanes, each of which passes all stages once per step.
+    """
+    lane = jnp.maximum(batch / instance.pp, 1.0)
+    return instance.pp * decode_time(instance.times, lane, lane * context)
+
+
+def slots(
+    instance: Instance, lengths: DecodeLengths, max_batch: Leaf, in_transfer: Float[Array, "*c"]
+) -> Float[Array, "*c"]:
+    """Requests that an instance can decode at once, at least one.
+
+    Limited by the batch cap and by the KV memory, less what the head of the line cannot use and
+    what requests in transfer already hold.
+    """
+    room = (instance.kv_capacity - lengths.leftover) / lengths.reserved
+    return jnp.maximum(jnp.minimum(max_batch, room) - in_transfer, 1.0)
+
+
+def decode_state(
+    instance: Instance,
+    lengths: DecodeLengths,
+    replicas: Float[Array, "*c"],
+    rate: Float[Array, "*c"],
+    *,
+    max_batch: Leaf,
+    transfer: Float[Array, "*c"],
+    arrival_scv: Float[Array, "*c"] | float = 1.0,
+) -> DecodeState:
+    """The pool at an arrival rate.
+
+    Args:
+      instance: one of its instances.
+      lengths: moments of the requests.
+      replicas: instances; a request goes to the one with fewest requests.
+      rate: requests arriving at the pool, 1/s.
+      max_batch: batch cap of an instance.
+      transfer: mean time between getting a slot and the first decode step, s.
+      arrival_scv: squared coefficient of variation between arrivals.
+    """
+    demand = rate * lengths.mean_steps / replicas  # steps per second and instance
+    room = slots(instance, lengths, max_batch, rate * transfer / replicas)
+    batch, slope, per_token, unequal = _settle(instance, lengths, demand, 1.0 / replicas, room)
+    tilt = jnp.clip(demand * slope, 1e-6, _FULL)
+    burst = 0.5 * (1.0 + arrival_scv)
+    batch_var = burst * batch / ((1.0 - tilt) * replicas)
+    batch_var = batch_var + jnp.where(replicas > 1.0, 0.25, 0.0)
+    step_full = step_time(instance, room, lengths.context) + unequal
+    full = demand * step_full / room
+    step_one = step_time(instance, jnp.ones_like(batch), lengths.context)
+    step = jnp.clip(batch / demand, step_one, step_full)
+    step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
+
+    below_full = jnp.clip(full, 0.0, _FULL)
+    deviation = jnp.sqrt(batch_var + 1e-9)
+    distance = (room - 0.5 - batch) / deviation
+    density = jnp.exp(-0.5 * distance**2) / (deviation * 2.5066283)
+    beyond = density / (1.0 - below_full) / replicas
+    waits = beyond / (ndtr(distance) + beyond + 1e-12)
+    drain = replicas * room / (lengths.mean_steps * step_full) * (1.0 - below_full)
+    return DecodeState(
+        batch=batch,
+        slots=room,
+        full=full,
+        step=step,
+        step_var=step_var,
+        relaxation=lengths.residual / (1.0 - tilt),
+        step_full=step_full,
+        waits=waits,
+        drain=drain,
+    )
+
+
+def _settle(instance, lengths, demand, shift, room):
+    """Batch that carries the demand, by Newton on ``n - a tau(n + 1/k)`` in [0, slots].
+
+    Returns:
+      the batch; the growth of the step time per request and per token of context there; and the
+      time that the slowest of pp unequal lanes adds to a step.
+    """
+    one = jnp.ones_like(room)
+    excess = _largest_of(instance.pp) * instance.pp
+
+    def at(n):
+        lane = jnp.maximum(n / instance.pp, 1.0)
+
+        def stage(batch, context):
+            return decode_time(instance.times, batch, context)
+
+        where = (lane, lane * lengths.context)
+        time, per_request = jax.jvp(stage, where, (one, one * lengths.context))
+        per_token = jax.jvp(stage, where, (0.0 * one, one))[1]
+        spread = per_request**2 + per_token**2 * lane * lengths.context_var
+        return time * instance.pp, per_request, per_token, excess * jnp.sqrt(spread)
+
+    def step(_, carry):
+        n = carry[0]
+        time, slope, per_token, unequal = at(n + shift)
+        value = n - demand * (time + unequal)
+        moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
+        return jnp.clip(moved, 0.0, room), slope, per_token, unequal
+
+    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, (room, one, one, one))
+
+
+def _largest_of(lanes):
+    """Mean of the largest of `lanes` standard normal variables."""
+    return jnp.interp(lanes, jnp.array(_LANE_COUNTS), jnp.array(_LARGEST_OF_NORMALS))
+
+
+def tpot_within(
+    state: DecodeState,
+    lengths: DecodeLengths,
+    limit: Float[Array, "*c"],
+    *,
+    handover: Float[Array, "*c"],
+    first_token: FirstToken,
+) -> Float[Array, "m *c"]:
+    """Share of each output bin whose TPOT is at most `limit`; 1 for a single output token.
+
+    Zero where the slots cannot carry the load.
+
+    Args:
+      state: the pool.
+      lengths: the requests.
+      limit: on the mean time per output token after the first, s.
+      handover: mean time between the end of prefill and the first decode step, slot wait aside, s;
+        part of TPOT only when the first token leaves with prefill.
+      first_token: where the first token leaves.
+    """
+    g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step))))
+    g_ok = jnp.maximum(g, 1.0)
+    in_tpot = 1.0 if first_token == "prefill" else 0.0
+    before = in_tpot * (handover + 0.5 * state.step)
+    mean = state.step + before / g_ok
+    average = _averaging(g_ok / state.relaxation)
+    start = in_tpot * (state.step**2 / 12.0 + 0.7 * handover**2) / g_ok**2
+    deviation = jnp.sqrt(state.step_var * average + start) + 1e-9 * state.step
+    met = ndtr((limit - mean) / deviation)
+    slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
+    met_after_wait = 1.0 - jnp.exp(-state.drain * jnp.maximum(slack, 0.0))
+    waits = state.waits * in_tpot
+    share = (1.0 - waits) * met + waits * met_after_wait
+    share = jnp.where(g < 0.5, 1.0, share)
+    return jnp.where(state.full < 1.0, share, 0.0)
+
+
+def _averaging(x):
+    """Variance of an average over x relaxation times against that of one instant.
+
+    For an exponential autocorrelation: ``2 (x - 1 + exp(-x)) / x**2``.
+    """
+    at = jnp.maximum(x, 1e-2)
+    return jnp.where(x < 1e-2, 1.0 - x / 3.0, 2.0 * (at - 1.0 + jnp.exp(-at)) / at**2)

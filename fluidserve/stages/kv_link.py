@@ -1,0 +1,62 @@
+"""The hand-over of KV from prefill to decode over one shared link.
+
+The link serves transfers one after the other, in one direction: an M/G/1 queue whose service is
+proportional to the prompt, except that a prefill pool at high load sends its prompts out more
+evenly than a Poisson stream.
+
+Ignores: size-dependent efficiency, several links, overlap of transfer and prefill.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+
+_FULL = 1.0 - 1e-3
+
+
+@pytree
+class LinkState:
+    """The link at one arrival rate.
+
+    Attributes:
+      load: busy share, (*c); may exceed 1; 0 with infinite bandwidth.
+      wait: mean wait for the link, s, (*c).
+      transfer: mean time on the link, s, (*c).
+    """
+
+    load: Leaf
+    wait: Leaf
+    transfer: Leaf
+
+
+def link_state(
+    rate: Float[Array, "*c"],
+    seconds_per_token: Float[Array, "*c"] | float,
+    prompt_mean: Leaf,
+    prompt_square: Leaf,
+    *,
+    prefill_load: Float[Array, "*c"],
+    n_prefill: Float[Array, "*c"],
+) -> LinkState:
+    """The link at an arrival rate.
+
+    The wait is Pollaczek-Khinchine's times ``1 - rho**3 / sqrt(n)``, with rho the load of n prefill
+    instances: a fit to simulations of one model, whose single ratios scatter by 0.2 around it. The
+    factor lies between 0 and 1, so the uncorrected wait bounds it.
+
+    Args:
+      rate: transfers, 1/s.
+      seconds_per_token: bytes per token over bandwidth; 0 for an infinite link.
+      prompt_mean: mean prompt, tokens.
+      prompt_square: mean squared prompt, tokens**2.
+      prefill_load: busy share of the prefill pool.
+      n_prefill: prefill instances.
+    """
+    transfer = seconds_per_token * prompt_mean
+    load = rate * transfer
+    slack = 1.0 - jnp.clip(load, 0.0, _FULL)
+    poisson = rate * seconds_per_token**2 * prompt_square / (2.0 * slack)
+    evenness = 1.0 - jnp.clip(prefill_load, 0.0, 1.0) ** 3 / jnp.sqrt(n_prefill)
+    return LinkState(load=load, wait=poisson * evenness, transfer=transfer)

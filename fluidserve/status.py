@@ -1,0 +1,98 @@
+"""What limits a deployment, and how far its numbers can be trusted: codes with their sentences."""
+
+import enum
+
+
+class Binding(enum.IntEnum):
+    """What keeps a deployment from a higher goodput.
+
+    The names, in lower case, are the values of `binding` in results.
+    """
+
+    TTFT = 0
+    TPOT = 1
+    DECODE_SLOTS = 2
+    PREFILL_CAPACITY = 3
+    DECODE_CAPACITY = 4
+    LINK = 5
+    PREFILL_MEMORY = 6
+    TTFT_UNREACHABLE = 7
+    TPOT_UNREACHABLE = 8
+
+    @property
+    def label(self) -> str:
+        """Lower-case name, as results show it."""
+        return self.name.lower()
+
+
+ADVICE = {
+    Binding.TTFT: "TTFT binds: add prefill instances or a larger prefill tp.",
+    Binding.TPOT: "TPOT binds: add decode instances or a larger decode tp.",
+    Binding.DECODE_SLOTS: "decode slots bind: requests wait for KV memory or the batch cap of the "
+    "decode pool; add decode GPUs, or raise the cap.",
+    Binding.PREFILL_CAPACITY: "the prefill pool is saturated: add prefill instances.",
+    Binding.DECODE_CAPACITY: "the decode pool is saturated: add decode instances or KV memory.",
+    Binding.LINK: "the KV link binds: use a faster network between the pools, or a model with less "
+    "KV per token.",
+    Binding.PREFILL_MEMORY: "prefill memory overflows with KV that waits for decode: add decode "
+    "slots or bandwidth.",
+    Binding.TTFT_UNREACHABLE: "even an idle system misses the TTFT limit for too many prompts: "
+    "use a larger prefill tp, a faster GPU, or relax the limit.",
+    Binding.TPOT_UNREACHABLE: "even an idle system misses the TPOT limit for too many requests: "
+    "use a larger decode tp, a faster GPU, or relax the limit.",
+}
+
+
+class Doubt(enum.IntFlag):
+    """Reasons to trust a goodput less. Which level each has, `LEVEL_OF` says."""
+
+    NONE = 0
+    BURSTY_ARRIVALS = enum.auto()
+    LENGTH_TAIL = enum.auto()
+    DECODE_LANES = enum.auto()
+    FEW_SLOTS = enum.auto()
+    BUSY_LINK = enum.auto()
+    PREFILL_MEMORY = enum.auto()
+    FLAT_CURVE = enum.auto()
+    TIGHT_TTFT = enum.auto()
+    BATCHED_PREFILL = enum.auto()
+
+
+DOUBT_TEXT = {
+    Doubt.BURSTY_ARRIVALS: "arrivals are more irregular than the formulas hold for",
+    Doubt.LENGTH_TAIL: "goodput is set by the few prompts that cannot meet TTFT at all",
+    Doubt.DECODE_LANES: "pipelined decode near its capacity, where lanes become unequal",
+    Doubt.FEW_SLOTS: "a decode instance holds fewer than 10 requests",
+    Doubt.BUSY_LINK: "the KV link is busier than 60%",
+    Doubt.PREFILL_MEMORY: "KV waiting for decode may fill the prefill memory",
+    Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
+    Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
+    Doubt.BATCHED_PREFILL: "prompts are short against the batch that prefill may form",
+}
+
+RED = (
+    Doubt.BURSTY_ARRIVALS
+    | Doubt.LENGTH_TAIL
+    | Doubt.DECODE_LANES
+    | Doubt.FEW_SLOTS
+    | Doubt.BUSY_LINK
+    | Doubt.PREFILL_MEMORY
+)
+"""Doubts under which the formulas are known to fail; the others only make a result amber."""
+
+
+def confidence_level(doubts: int) -> str:
+    """``red``, ``amber`` or ``green``: the worst of the doubts raised.
+
+    Example:
+      >>> confidence_level(Doubt.NONE), confidence_level(Doubt.FEW_SLOTS | Doubt.FLAT_CURVE)
+      ('green', 'red')
+    """
+    if doubts & RED:
+        return "red"
+    return "amber" if doubts else "green"
+
+
+def doubt_sentences(doubts: int) -> list[str]:
+    """The doubts in words, one sentence each."""
+    return [text for doubt, text in DOUBT_TEXT.items() if doubts & doubt]
