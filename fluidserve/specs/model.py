@@ -29,8 +29,8 @@ class ModelSpec:
       kv_dtype: number format of the KV cache.
       parameters: all parameters.
       active_parameters: parameters that one token passes.
-      embedding_parameters: parameters of token and position embeddings that are looked up, not
-        multiplied; 0 when the embedding is tied to the output head.
+      embedding_parameters: parameters of token and position tables that are only looked up, not
+        multiplied; a token table that is also the output head is not among them.
       head_parameters: parameters of the output head, counted once also when tied.
       expert_parameters: parameters of all routed experts.
       weight_bytes: bytes of all weights.
