@@ -166,12 +166,20 @@ def ttft_within(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Ar
     if plan.system.first_token == "prefill":
         return prefill.within(limit) * (1.0 - state.overflow)
     decode = state.decode
-    later = state.handover + 0.5 * decode.step * jnp.minimum(decode.batch, 1.0) + decode.step
+    later = state.handover + first_step(decode)
     typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit + later
     slack = jnp.maximum(limit - typical, 0.0)
     in_time = 1.0 - decode.waits * jnp.exp(-decode.drain * slack)
     in_time = jnp.where(decode.full < 1.0, in_time, 0.0)
     return prefill.within(limit - later) * in_time * (1.0 - state.overflow)
+
+
+def first_step(decode: DecodeState) -> Float[Array, "*c"]:
+    """Mean time from joining decode to the end of the first step, s.
+
+    Half a step until the running one ends, where there is one, and a step.
+    """
+    return decode.step * (1.0 + 0.5 * jnp.minimum(decode.batch, 1.0))
 
 
 def tpot_met(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Array, "m *c"]:

@@ -9,12 +9,9 @@ from collections import Counter
 import jax
 import numpy as np
 
+from fluidserve.problem import Problem
 from fluidserve.specs.deployment import Disaggregated, Pool
-from fluidserve.specs.hardware import GpuSpec
-from fluidserve.specs.lengths import LengthBins
-from fluidserve.specs.model import ModelSpec
-from fluidserve.timing.instance import Instance, build_instance
-from fluidserve.timing.profile import Profile
+from fluidserve.timing.instance import Instance
 
 MAX_SHAPES = 32
 """Shapes that a compiled score holds; unused places repeat the last shape."""
@@ -84,15 +81,7 @@ def powers_of_two(limit: int) -> list[int]:
     return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
 
 
-def fitting_shapes(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    bins: LengthBins,
-    *,
-    budget: int,
-    profile: Profile,
-    utilization: float,
-) -> tuple[list[Shape], Counter]:
+def fitting_shapes(problem: Problem, budget: int) -> tuple[list[Shape], Counter]:
     """Shapes of at most ``budget - 1`` GPUs whose memory holds the model and the longest request.
 
     tp is a power of two within a node that divides the attention heads; pp a power of two up to
@@ -102,40 +91,55 @@ def fitting_shapes(
       the shapes, smallest first, and the reasons why others were left out, counted.
     """
     shapes, rejected = [], Counter()
-    for tp in powers_of_two(gpu.gpus_per_node):
-        for pp in powers_of_two(model.layers):
+    for tp in powers_of_two(problem.gpu.gpus_per_node):
+        for pp in powers_of_two(problem.model.layers):
             if tp * pp > budget - 1:
                 continue
-            reason = _misfit(model, tp)
+            instance = problem.instance(tp, pp)
+            reason = misfit(problem, instance, tp=tp, pp=pp)
             if reason:
                 rejected[reason] += 1
-                continue
-            instance = build_instance(
-                model, gpu, tp=tp, pp=pp, profile=profile, utilization=utilization
-            )
-            if instance.kv_capacity <= 0:
-                rejected["the weights do not fit into the memory"] += 1
-            elif instance.kv_capacity < bins.longest:
-                rejected["the KV of the longest request does not fit beside the weights"] += 1
             else:
                 shapes.append(Shape(tp=tp, pp=pp, instance=instance))
     shapes.sort(key=lambda s: (s.gpus, s.tp))
     return shapes[:MAX_SHAPES], rejected
 
 
-def _misfit(model: ModelSpec, tp: int) -> str:
-    """Why a tensor-parallel degree cannot be used; empty when it can."""
-    return "" if model.heads % tp == 0 else "tp does not divide the attention heads"
+def misfit(problem: Problem, instance: Instance, *, tp: int, pp: int) -> str:
+    """Why an instance cannot serve the problem; empty when it can."""
+    if problem.model.heads % tp:
+        return f"tp={tp} does not divide {problem.model.heads} attention heads"
+    if pp > problem.model.layers:
+        return f"pp={pp} exceeds {problem.model.layers} layers"
+    if tp > problem.gpu.gpus_per_node:
+        return f"tp={tp} exceeds the {problem.gpu.gpus_per_node} GPUs of a node"
+    if instance.kv_capacity <= 0:
+        return "the weights do not fit into the memory"
+    if instance.kv_capacity < problem.bins.longest:
+        return "the KV of the longest request does not fit beside the weights"
+    return ""
 
 
-def disaggregated_grid(
-    shapes: list[Shape], *, budget: int, gpu: str, rejected: Counter | None = None
-) -> Grid:
+def smallest_fit(problem: Problem) -> Shape | None:
+    """The shape with fewest GPUs that fits, whatever the budget; None when none does."""
+    shapes, _ = fitting_shapes(problem, problem.gpu.gpus_per_node * problem.model.layers + 1)
+    return shapes[0] if shapes else None
+
+
+def disaggregated_grid(problem: Problem, budget: int, *, only: Disaggregated | None = None) -> Grid:
     """Every (prefill shape, decode shape, n, k) within `budget` GPUs.
 
     No step is skipped: instance counts run over all whole numbers, so the best split of an odd
     budget is among the candidates.
+
+    Args:
+      problem: the question.
+      budget: most GPUs over both pools.
+      only: a single deployment instead of all; an empty grid when it does not fit.
     """
+    if only is not None:
+        return _single(problem, only)
+    shapes, rejected = fitting_shapes(problem, budget)
     parts: list[np.ndarray] = []
     for i, p in enumerate(shapes):
         for j, d in enumerate(shapes):
@@ -147,14 +151,31 @@ def disaggregated_grid(
             fits = n * p.gpus + k * d.gpus <= budget
             n, k = n[fits], k[fits]
             parts.append(np.stack([np.full_like(n, i), np.full_like(n, j), n, k]))
-    empty = np.empty((4, 0), int)
-    p_index, d_index, n, k = np.concatenate(parts, axis=1) if parts else empty
+    return _grid(problem, shapes, np.concatenate([np.empty((4, 0), int), *parts], axis=1), rejected)
+
+
+def _single(problem: Problem, deployment: Disaggregated) -> Grid:
+    """The grid of one deployment."""
+    shapes, rejected = [], Counter()
+    for pool in (deployment.prefill, deployment.decode):
+        instance = problem.instance(pool.tp, pool.pp)
+        reason = misfit(problem, instance, tp=pool.tp, pp=pool.pp)
+        if reason:
+            rejected[reason] += 1
+        shapes.append(Shape(tp=pool.tp, pp=pool.pp, instance=instance))
+    rows = [[0, 1, deployment.prefill.replicas, deployment.decode.replicas]]
+    index = np.empty((4, 0), int) if rejected else np.array(rows).T
+    return _grid(problem, shapes, index, rejected)
+
+
+def _grid(problem: Problem, shapes: list[Shape], index: np.ndarray, rejected: Counter) -> Grid:
+    prefill, decode, n_prefill, n_decode = index
     return Grid(
         shapes=shapes,
-        prefill=p_index,
-        decode=d_index,
-        n_prefill=n,
-        n_decode=k,
-        gpu=gpu,
-        rejected=rejected or Counter(),
+        prefill=prefill,
+        decode=decode,
+        n_prefill=n_prefill,
+        n_decode=n_decode,
+        gpu=problem.gpu.name,
+        rejected=rejected,
     )

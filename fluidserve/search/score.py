@@ -5,6 +5,7 @@ size uses the same program and the memory stays small.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from fluidserve.deploy.disaggregated import (
     largest_rate,
 )
 from fluidserve.goodput import bisect_rate
+from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
@@ -59,6 +61,21 @@ class Question:
     first_token: FirstToken = static()
 
 
+def question_of(problem: Problem) -> Question:
+    """What the candidates of a problem share."""
+    engine = problem.engine
+    return Question(
+        bins=problem.bins,
+        slo=problem.slo,
+        arrival_scv=problem.workload.arrival_scv,
+        kv_bytes_per_token=problem.model.kv_bytes_per_token,
+        link_bandwidth=engine.link_bandwidth,
+        handover_overhead=engine.profile.handover_overhead,
+        max_batch=float(engine.max_batch),
+        first_token=engine.first_token,
+    )
+
+
 @pytree
 class Scores:
     """What is known of each candidate; arrays of the grid's length.
@@ -77,7 +94,7 @@ class Scores:
 
 
 @pytree
-class _Picks:
+class Picks:
     """Which candidate is what: indices into the shapes, and instance counts."""
 
     prefill: Leaf
@@ -91,7 +108,7 @@ def candidates(
     shapes: Instance,
     prefill: PrefillShape,
     lengths: DecodeLengths,
-    picks: _Picks,
+    picks: Picks,
 ) -> Plan:
     """Gathers the shapes of some candidates into one batch."""
 
@@ -139,7 +156,7 @@ def score_plan(plan: Plan, slo: Slo, *, max_replicas: int) -> Scores:
 
 @functools.partial(jax.jit, static_argnames=("max_replicas",))
 def score(
-    question: Question, shapes: Instance, picks: _Picks, count: Leaf, *, max_replicas: int
+    question: Question, shapes: Instance, picks: Picks, count: Leaf, *, max_replicas: int
 ) -> Scores:
     """Scores the first `count` candidates; the rest of the arrays is room.
 
@@ -187,20 +204,28 @@ def score_grid(grid: Grid, question: Question) -> Scores:
     def padded(values: np.ndarray, dtype: type) -> np.ndarray:
         return np.concatenate([values, np.repeat(values[-1:], room - count)]).astype(dtype)
 
-    picks = _Picks(
+    picks = Picks(
         prefill=padded(grid.prefill, np.int32),
         decode=padded(grid.decode, np.int32),
         n_prefill=padded(grid.n_prefill, float),
         n_decode=padded(grid.n_decode, float),
     )
-    most = max(64, int(grid.n_prefill.max()))
-    arrays = jax.tree.map(_as_array, (question, grid.stacked(), picks))
-    scores = score(*arrays, count, max_replicas=1 << (most - 1).bit_length())
+    arrays = as_arrays((question, grid.stacked(), picks))
+    scores = score(*arrays, count, max_replicas=replica_bound(grid))
     return jax.tree.map(lambda x: np.asarray(x)[:count], scores)
 
 
-def _as_array(leaf: Leaf) -> jax.Array:
-    """Normalises a leaf once at the edge: one dtype, so that spelling never recompiles."""
-    return jnp.asarray(
-        leaf, jnp.int32 if np.issubdtype(np.asarray(leaf).dtype, np.integer) else float
-    )
+def replica_bound(grid: Grid) -> int:
+    """A power of two that no instance count of the grid exceeds, at least 64."""
+    most = max(64, int(grid.n_prefill.max()))
+    return 1 << (most - 1).bit_length()
+
+
+def as_arrays(tree: Any) -> Any:
+    """Normalises leaves once at the edge: one dtype, so that spelling never recompiles."""
+
+    def convert(leaf):
+        whole = np.issubdtype(np.asarray(leaf).dtype, np.integer)
+        return jnp.asarray(leaf, jnp.int32 if whole else float)
+
+    return jax.tree.map(convert, tree)

@@ -115,11 +115,9 @@ def layer_times(
     weight_bandwidth = bandwidth * constants.weight_read_efficiency
     bytes_per_weight = model.weight_bytes / model.parameters
     fixed_bytes, expert_bytes = weight_bytes_split(model)
-    tied = not model.embedding_parameters
-    body_bytes = fixed_bytes - bytes_per_weight * (
-        model.head_parameters + (0.0 if tied else model.embedding_parameters)
-    )
-    body_active = model.active_parameters - model.head_parameters - model.embedding_parameters
+    outside_layers = model.head_parameters + model.embedding_parameters
+    body_bytes = fixed_bytes - bytes_per_weight * outside_layers
+    body_active = model.active_parameters - outside_layers
 
     width = 10.0 * model.hidden
     width += 1.5 * (2.0 * model.intermediate + 3.0 * model.heads * model.head_dim) / tp
@@ -160,7 +158,7 @@ def layer_times(
 
 
 def _hop_bandwidth(gpu: GpuSpec, *, tp: int, pp: int) -> float:
-    """Link between neighbouring stages: scale-up inside a node, a GPU's part of scale-out beyond."""
+    """Link between stages: scale-up inside a node, the GPUs' part of the network beyond, B/s."""
     if tp * pp <= gpu.gpus_per_node:
         return float(gpu.scale_up_bandwidth)
     return float(gpu.scale_out_bandwidth) / gpu.gpus_per_node * tp

@@ -1,0 +1,102 @@
+"""Distributions of TTFT and TPOT of a deployment at a rate: means and quantiles.
+
+The same shares that decide attainment, read the other way round.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+from fluidserve.deploy.disaggregated import Plan, State, first_step, tpot_met, ttft_within
+
+QUANTILES = (0.5, 0.9, 0.99)
+_SHORTEST, _LONGEST = 1e-6, 1e6
+_STEPS = 48
+
+
+@pytree
+class Latencies:
+    """Latencies over the requests, s; quantile levels on the first axis.
+
+    Attributes:
+      ttft_mean: mean time to first token; ``inf`` where a stage is overloaded.
+      ttft: its quantiles at `QUANTILES`.
+      tpot_mean: mean over the requests with two and more output tokens.
+      tpot: its quantiles over the same requests.
+    """
+
+    ttft_mean: Leaf
+    ttft: Leaf
+    tpot_mean: Leaf
+    tpot: Leaf
+
+
+def latencies(plan: Plan, state: State) -> Latencies:
+    """Means and quantiles at the rate of `state`."""
+    bins = plan.bins
+    several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
+    several = several / jnp.maximum(jnp.sum(several), 1e-9)
+
+    def ttft_share(t):
+        return jnp.tensordot(bins.in_share, ttft_within(plan, state, t), axes=1)
+
+    def tpot_share(t):
+        return jnp.tensordot(several, tpot_met(plan, state, t), axes=1)
+
+    return Latencies(
+        ttft_mean=ttft_mean(plan, state),
+        ttft=_quantiles(ttft_share, state.handover),
+        tpot_mean=tpot_mean(plan, state, several),
+        tpot=_quantiles(tpot_share, state.handover),
+    )
+
+
+def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
+    """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
+    prefill, shape, share = state.prefill, plan.prefill, plan.bins.in_share
+    middle = 0.5 * (shape.low + shape.high)
+    passing = jnp.tensordot(share, prefill.sojourn(middle, 0.0 * shape.mean), axes=1)
+    behind = jnp.tensordot(share, prefill.sojourn(middle[:, None], prefill.ahead), axes=1)
+    held_up = prefill.wait.busy * (jnp.mean(behind, axis=0) - passing)
+    mean = shape.mean * shape.pp + held_up + prefill.wait.mean * prefill.unit
+    ok = prefill.load < 1.0
+    if plan.system.first_token == "decode":
+        decode = state.decode
+        mean = mean + state.handover + first_step(decode) + _slot_wait(state)
+        ok = ok & (decode.full < 1.0) & (state.link.load < 1.0)
+    return jnp.where(ok, mean, jnp.inf)
+
+
+def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Array, "*c"]:
+    """Mean TPOT over output bins weighted by `share`, s; ``inf`` where decode is overloaded."""
+    decode = state.decode
+    mean = decode.step
+    if plan.system.first_token == "prefill":
+        before = state.handover + 0.5 * decode.step + _slot_wait(state)
+        per_gap = jnp.sum(share / jnp.maximum(plan.lengths.gaps, 1.0))
+        mean = mean + before * per_gap
+    return jnp.where((decode.full < 1.0) & (state.link.load < 1.0), mean, jnp.inf)
+
+
+def _slot_wait(state: State) -> Float[Array, "*c"]:
+    return state.decode.waits / jnp.maximum(state.decode.drain, 1e-9)
+
+
+def _quantiles(share, like: Float[Array, "*c"]) -> Float[Array, "p *c"]:
+    """Times at which an increasing share reaches `QUANTILES`, by bisection in the logarithm."""
+
+    def solve(level):
+        def halve(_, bracket):
+            low, high = bracket
+            middle = 0.5 * (low + high)
+            reached = share(jnp.exp(middle)) >= level
+            return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
+
+        ends = jnp.full_like(like, jnp.log(_SHORTEST)), jnp.full_like(like, jnp.log(_LONGEST))
+        _, high = lax.fori_loop(0, _STEPS, halve, ends)
+        return jnp.where(high > jnp.log(0.99 * _LONGEST), jnp.inf, jnp.exp(high))
+
+    return jax.vmap(solve)(jnp.array(QUANTILES))

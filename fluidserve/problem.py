@@ -1,0 +1,102 @@
+"""A question as one object: which model, on what, for whom, promised what, run by which engine."""
+
+import dataclasses
+import functools
+
+from fluidserve.specs.deployment import Disaggregated, Pool
+from fluidserve.specs.hardware import GpuSpec
+from fluidserve.specs.lengths import LengthBins, length_bins
+from fluidserve.specs.model import ModelSpec
+from fluidserve.specs.slo import Slo
+from fluidserve.specs.workload import Workload
+from fluidserve.timing.instance import Instance, System, build_instance
+from fluidserve.timing.profile import FirstToken, Profile
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """How the serving engine behaves.
+
+    Attributes:
+      profile: time model and habits.
+      first_token: where the first token leaves.
+      memory_utilization: share of the memory taken for weights and KV.
+      max_batch: most requests that a decode instance holds.
+      link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
+      prefill_batch: most prompts that a prefill instance computes together; the analysis takes 1.
+    """
+
+    profile: Profile
+    first_token: FirstToken
+    memory_utilization: float
+    max_batch: int
+    link_bandwidth: float
+    prefill_batch: int = 1
+
+
+def engine_for(
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    first_token: FirstToken | None = None,
+    memory_utilization: float | None = None,
+    max_batch: int = 1024,
+    link_bandwidth: float | None = None,
+) -> Engine:
+    """An engine with the habits of a profile, except where told otherwise.
+
+    The link defaults to the scale-out network of the GPU's node.
+    """
+    return Engine(
+        profile=profile,
+        first_token=first_token or profile.first_token,
+        memory_utilization=memory_utilization or profile.memory_utilization,
+        max_batch=max_batch,
+        link_bandwidth=link_bandwidth or float(gpu.scale_out_bandwidth),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Everything that a deployment is judged by."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    workload: Workload
+    slo: Slo
+    engine: Engine
+
+    @functools.cached_property
+    def bins(self) -> LengthBins:
+        """The workload's lengths, binned for the analysis."""
+        return length_bins(self.workload.lengths)
+
+    def instance(self, tp: int, pp: int) -> Instance:
+        """One instance of the model on ``tp * pp`` GPUs."""
+        return build_instance(
+            self.model,
+            self.gpu,
+            tp=tp,
+            pp=pp,
+            profile=self.engine.profile,
+            utilization=self.engine.memory_utilization,
+        )
+
+    def system(self, deployment: Disaggregated) -> System:
+        """A deployment with its step times and memory, for either path."""
+
+        def of(pool: Pool) -> Instance:
+            return self.instance(pool.tp, pool.pp)
+
+        return System(
+            prefill=of(deployment.prefill),
+            decode=of(deployment.decode),
+            n_prefill=float(deployment.prefill.replicas),
+            n_decode=float(deployment.decode.replicas),
+            kv_bytes_per_token=self.model.kv_bytes_per_token,
+            link_bandwidth=self.engine.link_bandwidth,
+            handover_overhead=self.engine.profile.handover_overhead,
+            max_batch=float(self.engine.max_batch),
+            prefill_batch=self.engine.prefill_batch,
+            first_token=self.engine.first_token,
+        )

@@ -1,0 +1,162 @@
+"""What a question is answered with: plain records, ready for tables and for JSON."""
+
+import dataclasses
+import math
+from typing import Any
+
+from fluidserve.specs.deployment import Disaggregated
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """Mean and quantiles of a latency over requests, s; ``inf`` where it grows without bound."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What the event simulator found for a deployment.
+
+    Attributes:
+      goodput: largest rate that met the SLO, 1/s.
+      goodput_interval: its 95% interval over independent runs, 1/s.
+      attainment: share of requests that met the SLO at the rate of the row.
+      ttft: time to first token at that rate.
+      tpot: time per output token at that rate.
+      requests: requests of each run.
+      runs: runs that were needed.
+    """
+
+    goodput: float
+    goodput_interval: tuple[float, float]
+    attainment: float
+    ttft: Latency
+    tpot: Latency
+    requests: int
+    runs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeploymentResult:
+    """One deployment with its numbers.
+
+    Attributes:
+      deployment: what is deployed.
+      kind: ``disaggregated``.
+      goodput: largest rate that meets the SLO, 1/s.
+      rate: the rate that the numbers below belong to, 1/s.
+      ttft: time to first token at that rate.
+      tpot: time per output token after the first at that rate, over requests with two and more.
+      attainment: share of requests that meet both limits.
+      prefill_load: busy share of the prefill pool.
+      link_load: busy share of the KV link.
+      decode_load: demand on the decode pool over its throughput with all slots taken.
+      batch: mean requests in decode per instance.
+      kv_use: mean share of the decode pool's KV memory that is reserved.
+      binding: what keeps goodput from being higher, a label of `fluidserve.status.Binding`.
+      confidence: ``green``, ``amber`` or ``red``.
+      reasons: why it is not green.
+      tied: whether its goodput cannot be told from the first one's.
+      simulated: the cross-check; None where it was not asked for.
+    """
+
+    deployment: Disaggregated
+    kind: str
+    goodput: float
+    rate: float
+    ttft: Latency
+    tpot: Latency
+    attainment: float
+    prefill_load: float
+    link_load: float
+    decode_load: float
+    batch: float
+    kv_use: float
+    binding: str
+    confidence: str
+    reasons: tuple[str, ...]
+    tied: bool = False
+    simulated: Simulated | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all pools."""
+        return self.deployment.gpus
+
+    @property
+    def goodput_per_gpu(self) -> float:
+        """Goodput over the GPUs of all pools, 1/s."""
+        return self.goodput / self.gpus
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as the documented JSON object; no NaN and no infinity."""
+        deployment = self.deployment
+        pools = [
+            {"role": role, "replicas": p.replicas, "tp": p.tp, "pp": p.pp, "gpu": p.gpu}
+            for role, p in (("prefill", deployment.prefill), ("decode", deployment.decode))
+        ]
+        row = {
+            "label": deployment.label,
+            "kind": self.kind,
+            "gpus": self.gpus,
+            "pools": pools,
+            "goodput": self.goodput,
+            "goodput_per_gpu": self.goodput_per_gpu,
+            "rate": self.rate,
+            "ttft": dataclasses.asdict(self.ttft),
+            "tpot": dataclasses.asdict(self.tpot),
+            "attainment": self.attainment,
+            "utilization": {
+                "prefill": self.prefill_load,
+                "link": self.link_load,
+                "decode": self.decode_load,
+            },
+            "batch": self.batch,
+            "kv_use": self.kv_use,
+            "binding": self.binding,
+            "confidence": {"level": self.confidence, "reasons": list(self.reasons)},
+            "tied": self.tied,
+            "simulated": dataclasses.asdict(self.simulated) if self.simulated else None,
+        }
+        return finite_json(row)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanResult:
+    """The answer to a planning question.
+
+    Attributes:
+      deployments: best first.
+      candidates: how many were scored.
+      seconds: time from the question to the analytical answer.
+      budget: most GPUs that a deployment could use.
+      rate: the rate asked for, 1/s; None when the most goodput was wanted.
+      rejected: instance shapes left out, by reason.
+    """
+
+    deployments: list[DeploymentResult]
+    candidates: int
+    seconds: float
+    budget: int
+    rate: float | None
+    rejected: dict[str, int]
+
+
+def finite_json(value: Any) -> Any:
+    """A copy in which every number that JSON cannot hold is None.
+
+    Example:
+      >>> finite_json({"a": [1.0, float("inf")]})
+      {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {k: finite_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

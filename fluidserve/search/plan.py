@@ -1,0 +1,197 @@
+"""The main question: which deployments of a budget serve most, or which least GPUs serve a rate."""
+
+import dataclasses
+import time
+from collections import Counter
+
+import numpy as np
+
+from fluidserve.errors import InputError, NoFeasibleDeployment
+from fluidserve.problem import Problem
+from fluidserve.results import DeploymentResult, Latency, PlanResult
+from fluidserve.search.describe import Descriptions, describe_rows
+from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
+from fluidserve.search.score import Scores, question_of, score_grid
+from fluidserve.specs.deployment import Disaggregated
+from fluidserve.status import Binding, confidence_level, doubt_sentences
+from fluidserve.units import format_time
+
+TIE = 0.01
+"""Goodputs this close, as a share of the larger, cannot be told apart by the formulas."""
+
+_VANISHING = 1e-3
+
+
+def plan(problem: Problem, *, budget: int, rate: float | None = None, top: int = 10) -> PlanResult:
+    """Ranks every deployment of at most `budget` GPUs.
+
+    Args:
+      problem: model, accelerator, traffic, promise, engine.
+      budget: most GPUs over both pools.
+      rate: arrival rate to be served, 1/s. Given, deployments that reach it are ranked by fewest
+        GPUs, then by goodput. Otherwise all are ranked by goodput; among those within `TIE` of
+        each other, fewer GPUs come first.
+      top: deployments to return.
+
+    Raises:
+      InputError: a budget below two GPUs.
+      NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
+    """
+    began = time.perf_counter()
+    if budget < 2:
+        raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
+    grid = disaggregated_grid(problem, budget)
+    if not len(grid):
+        raise _nothing_fits(problem, grid, budget)
+    question = question_of(problem)
+    scores = score_grid(grid, question)
+    order = _rank(scores.goodput, grid.gpus, rate)
+    if not len(order):
+        raise _nothing_serves(problem, grid, scores, rate)
+    rows = order[:top]
+    rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
+    described = describe_rows(grid, question, rows, rates)
+    results = [
+        _result(grid, scores, described, int(row), position, float(rates[position]))
+        for position, row in enumerate(rows)
+    ]
+    first = results[0]
+    tied = [_ties(first, r, rate) for r in results]
+    return PlanResult(
+        deployments=[dataclasses.replace(r, tied=t) for r, t in zip(results, tied, strict=True)],
+        candidates=len(grid),
+        seconds=time.perf_counter() - began,
+        budget=budget,
+        rate=rate,
+        rejected=dict(grid.rejected),
+    )
+
+
+def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> DeploymentResult:
+    """One deployment by the formulas, at a rate or at its goodput.
+
+    Raises:
+      NoFeasibleDeployment: its instances do not fit, or no rate is given and none meets the SLO.
+    """
+    grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
+    if not len(grid):
+        raise _nothing_fits(problem, grid, deployment.gpus)
+    question = question_of(problem)
+    scores = score_grid(grid, question)
+    if rate is None and not scores.goodput[0] > 0:
+        raise _nothing_serves(problem, grid, scores, None)
+    at = float(scores.goodput[0]) if rate is None else rate
+    described = describe_rows(grid, question, np.array([0]), np.array([at]))
+    return _result(grid, scores, described, 0, 0, at)
+
+
+def _rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarray:
+    """Candidates that answer the question, best first."""
+    if rate is not None:
+        enough = np.flatnonzero(goodput >= rate)
+        return enough[np.lexsort((-goodput[enough], gpus[enough]))]
+    serving = np.flatnonzero(goodput > 0)
+    order = serving[np.argsort(-goodput[serving], kind="stable")]
+    # a class of ties starts at its largest goodput
+    tie_class = np.zeros(len(order), int)
+    leader, current = np.inf, -1
+    for i, value in enumerate(goodput[order]):
+        if value < leader * (1.0 - TIE):
+            leader, current = value, current + 1
+        elif current < 0:
+            leader, current = value, 0
+        tie_class[i] = current
+    return order[np.lexsort((-goodput[order], gpus[order], tie_class))]
+
+
+def _ties(first: DeploymentResult, other: DeploymentResult, rate: float | None) -> bool:
+    """Whether a row cannot be told from the first one."""
+    if rate is not None and other.gpus != first.gpus:
+        return False
+    low, high = sorted((first.goodput, other.goodput))
+    return low >= high * (1.0 - TIE)
+
+
+def _result(
+    grid: Grid,
+    scores: Scores,
+    described: Descriptions,
+    row: int,
+    position: int,
+    rate: float,
+) -> DeploymentResult:
+    """Collects the numbers of one candidate."""
+    metrics, found = described.metrics, described.latencies
+
+    def latency(mean: np.ndarray, quantiles: np.ndarray) -> Latency:
+        p50, p90, p99 = (float(q[position]) for q in quantiles)
+        return Latency(mean=float(mean[position]), p50=p50, p90=p90, p99=p99)
+
+    doubts = int(scores.doubts[row])
+    return DeploymentResult(
+        deployment=grid.deployment(row),
+        kind="disaggregated",
+        goodput=float(scores.goodput[row]),
+        rate=rate,
+        ttft=latency(found.ttft_mean, found.ttft),
+        tpot=latency(found.tpot_mean, found.tpot),
+        attainment=float(metrics.attainment[position]),
+        prefill_load=float(metrics.prefill_load[position]),
+        link_load=float(metrics.link_load[position]),
+        decode_load=float(metrics.decode_load[position]),
+        batch=float(metrics.batch[position]),
+        kv_use=float(metrics.kv_use[position]),
+        binding=Binding(int(scores.binding[row])).label,
+        confidence=confidence_level(doubts),
+        reasons=tuple(doubt_sentences(doubts)),
+    )
+
+
+def _nothing_fits(problem: Problem, grid: Grid, budget: int) -> NoFeasibleDeployment:
+    """Why no instance fits, and how many GPUs would do."""
+    fit = smallest_fit(problem)
+    name, gpu = problem.model.name, problem.gpu.name
+    if fit is None:
+        nearest = f"{name} does not fit on {gpu} at any tp and pp tried"
+    else:
+        nearest = (
+            f"an instance of {name} needs {fit.gpus} {gpu} (tp{fit.tp} pp{fit.pp}), a prefill and "
+            f"a decode instance {2 * fit.gpus} GPUs; the budget is {budget}"
+        )
+    reasons = dict(grid.rejected) or {"an instance takes more GPUs than the budget leaves": 1}
+    return NoFeasibleDeployment(
+        f"{name} does not fit twice into {budget} {gpu}", reasons=reasons, nearest=nearest
+    )
+
+
+def _nothing_serves(
+    problem: Problem, grid: Grid, scores: Scores, rate: float | None
+) -> NoFeasibleDeployment:
+    """Why no candidate meets the SLO or reaches the rate, and what comes closest."""
+    best = int(np.argmax(scores.goodput))
+    if rate is not None and scores.goodput[best] > 0:
+        short = scores.goodput > 0
+        reasons = Counter({"goodput below the rate": int(short.sum())})
+        reasons.update(_unreachable(scores, ~short))
+        nearest = f"{grid.deployment(best).label} serves {scores.goodput[best]:.3g} requests/s"
+        message = f"no deployment of at most {int(grid.gpus.max())} GPUs serves {rate:g} requests/s"
+        return NoFeasibleDeployment(message, reasons=dict(reasons), nearest=nearest)
+    closest = int(np.argmax(scores.metrics.attainment))
+    idle = np.array([_VANISHING / float(np.max(problem.bins.longest))])
+    found = describe_rows(grid, question_of(problem), np.array([closest]), idle).latencies
+    share = float(scores.metrics.attainment[closest])
+    nearest = (
+        f"{grid.deployment(closest).label}, idle: P90 TTFT {format_time(float(found.ttft[1, 0]))}, "
+        f"P90 TPOT {format_time(float(found.tpot[1, 0]))}, {share:.0%} of the requests meet both"
+    )
+    return NoFeasibleDeployment(
+        "no deployment meets the SLO, however little traffic there is",
+        reasons=_unreachable(scores, np.ones(len(grid), bool)),
+        nearest=nearest,
+    )
+
+
+def _unreachable(scores: Scores, where: np.ndarray) -> dict[str, int]:
+    """How many candidates cannot meet a limit even when idle, by limit."""
+    counts = Counter(Binding(int(b)).label for b in scores.binding[where])
+    return {f"{label.replace('_', ' ')}": count for label, count in counts.most_common()}
