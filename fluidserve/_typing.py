@@ -1,18 +1,11 @@
-"""Type aliases shared by all modules.
+"""Type aliases shared by all modules."""
 
-`Leaf` is a number or an array of any shape on the field of a pytree: what a candidate holds as a
-float, a million candidates hold as an array. Type checkers see an array; at run time anything is
-let through, because JAX also puts axis numbers, shapes and tracers there.
-"""
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import jax
-
-    Leaf = jax.Array | float
-else:
-    Leaf = Any
+Leaf = Any
+"""A number or an array on the field of a pytree: what one candidate holds as a float, a million
+candidates hold as an array. JAX also puts axis numbers, shapes and tracers there, so nothing
+narrower would be true."""
 
 Number = Any
 """A Python float, a NumPy array or a JAX array; formulas over it use operators only."""
