@@ -105,8 +105,10 @@ class Summary:
 
     Attributes:
       ttft: time to first token.
-      tpot: mean time per output token after the first.
-      attainment: share of requests that meet both limits, by batch means.
+      tpot: mean time per output token after the first, over the requests with two and more; all
+        ``nan`` where there is none.
+      attainment: share of requests that meet both limits, by batch means; a request with a single
+        token always meets the limit on TPOT.
       throughput: requests that finish per second between the first and the last arrival of the
         window.
       requests: requests in the window.
@@ -158,7 +160,7 @@ def summarise(
     done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
     return Summary(
         ttft=_quantiles(kept.ttft),
-        tpot=_quantiles(kept.tpot),
+        tpot=_quantiles(kept.tpot[kept.n_out > 1]),
         attainment=share,
         throughput=float(done / (last - first)) if last > first else 0.0,
         requests=len(kept),
@@ -166,5 +168,7 @@ def summarise(
 
 
 def _quantiles(times: np.ndarray) -> Quantiles:
+    if not len(times):
+        return Quantiles(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan)
     p50, p90, p99 = (float(x) for x in np.quantile(times, [0.5, 0.9, 0.99]))
     return Quantiles(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)

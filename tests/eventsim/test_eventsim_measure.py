@@ -113,12 +113,23 @@ def test_summary():
     assert s.requests == len(kept) == 2550
     assert s.ttft.mean == pytest.approx(kept.ttft.mean())
     assert s.ttft.p50 <= s.ttft.p90 <= s.ttft.p99
-    assert s.tpot.p99 == pytest.approx(np.quantile(kept.tpot, 0.99))
+    several = kept.tpot[kept.n_out > 1]
+    assert 0 < len(several) < len(kept)
+    assert s.tpot.p99 == pytest.approx(np.quantile(several, 0.99))
+    assert s.tpot.mean == pytest.approx(several.mean())
     assert s.attainment.value == pytest.approx(0.9, abs=1e-3)
     assert s.attainment.low < 0.9 < s.attainment.high
     assert s.throughput == pytest.approx(10, rel=0.02)
     with pytest.raises(InputError, match="batches"):
         summarise(records.select(0, 10), slo)
+
+
+def test_without_second_tokens_there_is_no_tpot():
+    records = simulate(SYSTEM, workload([10], [1]), 10, requests=100, seed=0)
+    s = summarise(records, Slo(ttft=INF, tpot=0.001, attainment=0.9))
+    assert math.isnan(s.tpot.mean)
+    assert math.isnan(s.tpot.p90)
+    assert s.attainment.value == 1.0
 
 
 def test_interval_covers_at_its_level():
