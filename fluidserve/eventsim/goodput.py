@@ -60,7 +60,7 @@ def goodput(
     It is the share of a window of a finite run (`Records.window`): above capacity the backlog
     needs time to build up, so a short run can meet the target at a rate that no system could
     sustain. The window leaves out the early requests, which profit most; runs should be long
-    against the limits, and a goodput above ``1 / service time`` is a sign that they are not.
+    against the limits, and a goodput above the capacity of a pool is a sign that they are not.
 
     Args:
       system: the deployment.

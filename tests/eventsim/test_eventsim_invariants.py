@@ -69,6 +69,33 @@ def check_order(system, r):
         assert handed.all()
 
 
+def check_prefill(system, r):
+    """Rebuilds every batch and its way through the stages."""
+    for g in range(int(system.n_prefill)):
+        free = np.zeros(int(system.prefill.pp))
+        for start in np.unique(r.prefill_start[r.prefill_instance == g]):
+            batch = np.flatnonzero((r.prefill_instance == g) & (r.prefill_start == start))
+            assert len(batch) <= system.prefill_batch
+            assert (np.diff(batch) == 1).all()  # neighbours in the queue
+            assert start >= free[0]
+            n_in = r.n_in[batch]
+            end = start
+            for s in range(len(free)):
+                busy = 0.2 + 0.02 * n_in.sum() + 0.0005 * (n_in**2).sum() / 2
+                end = free[s] = max(end, free[s]) + busy
+            np.testing.assert_allclose(r.prefill_end[batch], end, rtol=1e-12)
+
+
+def check_dispatch(system, r):
+    """Each request went to the instance with fewest, the lowest index among equals."""
+    handed = np.flatnonzero(r.decode_instance >= 0)
+    order = handed[np.lexsort((handed, r.prefill_instance[handed], r.prefill_end[handed]))]
+    for k, i in enumerate(order):
+        there = order[:k][r.last_token[order[:k]] >= r.prefill_end[i]]
+        load = np.bincount(r.decode_instance[there], minlength=int(system.n_decode))
+        assert r.decode_instance[i] == load.argmin()
+
+
 def check_room(system, r):
     for g in range(int(system.n_prefill)):
         mine = r.prefill_instance == g
@@ -137,6 +164,8 @@ def test_invariants(case):
     assert (r.n_in == n_in).all()
     assert (r.n_out == n_out).all()
     check_order(system, r)
+    check_prefill(system, r)
+    check_dispatch(system, r)
     check_room(system, r)
     check_link(system, r)
     check_gaps(r)

@@ -133,6 +133,18 @@ def test_decode_room_is_reserved_in_full_and_in_order():
     np.testing.assert_allclose(r.last_token, [5, 10, 6])
 
 
+def test_a_freed_slot_is_filled_in_the_same_instant():
+    """Request 2 takes the slot of 0 and is in the very next iteration, beside 1."""
+    system = make_system(
+        LinearTimes(fixed=1.0), LinearTimes(fixed=0.5, per_new=0.5), prefill_batch=3, max_batch=2
+    )
+    r = run(system, np.zeros(3), np.ones(3), np.array([3, 6, 2]))
+    np.testing.assert_allclose(r.prefill_end, 1)
+    np.testing.assert_allclose(r.kv_start, [1, 1, 4])
+    np.testing.assert_allclose(r.decode_start, [1, 1, 4])
+    np.testing.assert_allclose(r.last_token, [4, 7.5, 5.5])
+
+
 def test_prompts_computed_together():
     """Up to two at a time, whatever waits; a lone prompt does not wait for company."""
     system = make_system(LinearTimes(fixed=1.0, per_new=0.1), prefill_batch=2)
