@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import Plan, State, first_step, tpot_met, ttft_within
+from fluidserve.stages.prefill import LEVELS
 
 QUANTILES = (0.5, 0.9, 0.99)
 _SHORTEST, _LONGEST = 1e-6, 1e6
@@ -57,10 +58,16 @@ def latencies(plan: Plan, state: State) -> Latencies:
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
     prefill, shape, share = state.prefill, plan.prefill, plan.bins.in_share
+    weight = jnp.diff(jnp.array(LEVELS))
     middle = 0.5 * (shape.low + shape.high)
-    passing = jnp.tensordot(share, prefill.sojourn(middle, 0.0 * shape.mean), axes=1)
-    behind = jnp.tensordot(share, prefill.sojourn(middle[:, None], prefill.ahead), axes=1)
-    held_up = prefill.wait.busy * (jnp.mean(behind, axis=0) - passing)
+
+    def passing(ahead):
+        by_atom = jnp.tensordot(share, prefill.sojourn(middle[:, None], ahead), axes=1)
+        return jnp.tensordot(weight, by_atom, axes=1)
+
+    alone = jnp.tensordot(share, middle, axes=1) * shape.pp
+    held_up = passing(prefill.after_idle) - alone
+    held_up = held_up + prefill.wait.busy * (passing(prefill.after_wait) - alone - held_up)
     mean = shape.mean * shape.pp + held_up + prefill.wait.mean * prefill.unit
     ok = prefill.load < 1.0
     if plan.system.first_token == "decode":

@@ -10,7 +10,7 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.specs.workload import IndependentLengths, JointLengths, stratified
 
-PROMPT_BINS = 12
+PROMPT_BINS = 16
 OUTPUT_BINS = 12
 _TAIL_REFINEMENT = 1.7
 _GRID = 16384
@@ -27,8 +27,9 @@ class LengthBins:
       in_share: probability of each prompt bin, (q,).
       in_mean: mean L in the bin, (q,).
       in_var: variance of L in the bin, (q,).
-      in_low: smallest L of the bin, (q,).
-      in_high: largest L of the bin, (q,).
+      in_low: lower edge of the bin, (q,).
+      in_high: upper edge of the bin, (q,). Inside a bin L counts as uniform between its edges; they
+        are the smallest and the largest L, one of them drawn in so that the mean is right.
       out_share: probability of each output bin, (m,).
       gap_mean: mean g in the bin, (m,).
       gap_square: mean g**2 in the bin, (m,).
@@ -85,13 +86,15 @@ def length_bins(
         in_square = np.full(output_bins + 1, (n_in**2).mean())
         longest = float(n_in[-1] + n_out[-1])
     in_mean = _bin_means(n_in, in_bin, prompt_bins)
+    low = _bin_edge(np.minimum, n_in, in_bin, prompt_bins)
+    high = _bin_edge(np.maximum, n_in, in_bin, prompt_bins)
     gaps = n_out - 1.0
     return LengthBins(
         in_share=joint.sum(1),
         in_mean=in_mean,
         in_var=_bin_means(n_in**2, in_bin, prompt_bins) - in_mean**2,
-        in_low=_bin_edge(np.minimum, n_in, in_bin, prompt_bins),
-        in_high=_bin_edge(np.maximum, n_in, in_bin, prompt_bins),
+        in_low=np.maximum(low, 2.0 * in_mean - high),
+        in_high=np.minimum(high, 2.0 * in_mean - low),
         out_share=joint.sum(0),
         gap_mean=_bin_means(gaps, out_bin, output_bins + 1),
         gap_square=_bin_means(gaps**2, out_bin, output_bins + 1),

@@ -4,23 +4,26 @@ TTFT is the wait for a free first stage, plus the pass through `pp` stages, wher
 held up behind a longer one. Arrays have their bins on the first axis and candidates on the rest.
 
 Ignores: several prompts in one pass (prefill_batch > 1 changes goodput by up to 9 % where prompts
-are much shorter than L_m); jobs of earlier busy periods in a pipeline; stalls because the KV of
-finished prompts fills the memory (the deployment accounts for those).
+are much shorter than L_m); stalls because the KV of finished prompts fills the memory (the
+deployment accounts for those).
 """
 
+import itertools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
-from fluidserve.queueing.tandem import longest_ahead_quantiles
+from fluidserve.queueing.tandem import Ahead, ahead, at_level
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import prefill_time
 
-LEVELS = (0.125, 0.375, 0.625, 0.875)
-"""Quantiles that stand for the longest prompt ahead in a pipeline."""
+LEVELS = (0.0, 0.4, 0.7, 0.9, 1.0)
+"""Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
 
 _LOADS = 33
 _SMALLEST_LOAD = 1e-4
@@ -38,8 +41,9 @@ class PrefillShape:
       high: stage time of the longest prompt of each bin, s, (q, *c).
       mean: mean stage time, s, (*c).
       scv: squared coefficient of variation of the stage time, (*c).
-      ahead: longest prompt ahead given a busy instance, as stage time, s, (r, j, *c), over loads
-        from 0 to 1 in equal steps.
+      edges: stage time at the edges of the bins, s, (q + 1, *c).
+      ahead: longest prompt ahead of an arrival, over loads from 0 to 1 in equal steps; leaves are
+        (r, q + 1, *c), in units of `mean`.
       pp: stages, (*c).
     """
 
@@ -47,7 +51,8 @@ class PrefillShape:
     high: Leaf
     mean: Leaf
     scv: Leaf
-    ahead: Leaf
+    edges: Leaf
+    ahead: Ahead
     pp: Leaf
 
 
@@ -70,23 +75,22 @@ def prefill_shape(instance: Instance, bins: LengthBins) -> PrefillShape:
     square = jnp.sum(share * (in_bin**2 + slope**2 * spread), axis=0)
     scv = jnp.maximum(square / mean**2 - 1.0, 0.0)
 
+    edges = jnp.concatenate([at_low[:1], at_high])
     loads = jnp.clip(jnp.linspace(0.0, 1.0, _LOADS), _SMALLEST_LOAD, _LARGEST_LOAD)
-    loads = jnp.reshape(loads, (_LOADS, *([1] * jnp.ndim(mean))))
 
-    def over_loads(x: Float[Array, "q *c"]) -> Float[Array, "q r *c"]:
-        return jnp.broadcast_to(x[:, None], (x.shape[0], _LOADS, *jnp.shape(mean)))
+    def at_load(load: Float[Array, ""]) -> Ahead:
+        shares = jnp.broadcast_to(share, in_bin.shape)
+        return ahead(edges / mean, in_bin / mean, shares, jnp.broadcast_to(load, mean.shape))
 
-    ahead = longest_ahead_quantiles(
-        over_loads(at_low),
-        over_loads(at_high),
-        over_loads(in_bin / mean),
-        over_loads(jnp.broadcast_to(share, in_bin.shape)),
-        loads,
-        LEVELS,
-    )
     pp = jnp.broadcast_to(instance.pp, mean.shape)
     return PrefillShape(
-        low=at_low, high=at_high, mean=mean, scv=scv, ahead=jnp.moveaxis(ahead, 0, 1), pp=pp
+        low=at_low,
+        high=at_high,
+        mean=mean,
+        scv=scv,
+        edges=edges,
+        ahead=jax.vmap(at_load)(loads),
+        pp=pp,
     )
 
 
@@ -98,14 +102,18 @@ class PrefillState:
       load: busy share of the first stages, (*c); may exceed 1.
       wait: fitted wait, in units of ``mean / replicas``, at a load held below 1.
       unit: that unit, s, (*c).
-      ahead: longest prompt ahead at each level, s, (j, *c).
+      after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
+      after_wait: the same for one that waits, s, (j, *c).
+      stretch: mean wait in each of these atoms over the mean of all waits, (j, *c).
       shape: the instance.
     """
 
     load: Leaf
     wait: WaitFit
     unit: Leaf
-    ahead: Leaf
+    after_idle: Leaf
+    after_wait: Leaf
+    stretch: Leaf
     shape: PrefillShape
 
     def sojourn(self, stage: Float[Array, "..."], ahead: Float[Array, "..."]):
@@ -117,22 +125,25 @@ class PrefillState:
 
         Zero where the pool is overloaded.
         """
-        alone = self._share(limit, jnp.zeros_like(self.ahead[0]), waited=False)
-        behind = self._share(limit, self.ahead[:, None], waited=True)
-        total = alone + self.wait.busy * (jnp.mean(behind, axis=0) - alone)
+        weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * (self.shape.low.ndim))))
+        part, _ = self._in_time(limit, self.after_idle)
+        at_once = jnp.sum(weight * part, axis=0)
+        part, slack = self._in_time(limit, self.after_wait)
+        late = self.wait.tail(slack / (self.unit * self.stretch[:, None])) / self.wait.busy
+        after_wait = jnp.sum(weight * part * (1.0 - late), axis=0)
+        total = at_once + self.wait.busy * (after_wait - at_once)
         return jnp.where(self.load < 1.0, total, 0.0)
 
-    def _share(self, limit, ahead, *, waited: bool):
-        """Share of each bin in time, behind a given longest prompt, after a wait or without one."""
-        at_low = limit - self.sojourn(self.shape.low, ahead)
-        at_high = limit - self.sojourn(self.shape.high, ahead)
+    def _in_time(self, limit, ahead):
+        """Share of each bin short enough for the limit, and what its middle leaves for waiting.
+
+        Atoms on the first axis, bins on the second.
+        """
+        at_low = limit - self.sojourn(self.shape.low, ahead[:, None])
+        at_high = limit - self.sojourn(self.shape.high, ahead[:, None])
         width = jnp.maximum(at_low - at_high, 1e-9)
         part = jnp.clip(at_low / width, 0.0, 1.0)
-        if not waited:
-            return part
-        slack = at_low - 0.5 * part * width
-        late = self.wait.tail(slack / self.unit) / self.wait.busy
-        return part * (1.0 - late)
+        return part, at_low - 0.5 * part * width
 
 
 def prefill_state(
@@ -155,11 +166,36 @@ def prefill_state(
     load = rate * shape.mean / replicas
     rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
     wait = fit_wait(rho, replicas, shape.scv, arrival_scv, max_servers=max_replicas)
-    at = rho * (_LOADS - 1)
+    run = _at_load(shape.ahead, wait.busy)
+    # runs start in idle time; a row behind a shared line is idle less often than it is waited for
+    starts = rho * (1.0 - wait.busy) / (1.0 - rho)
+    faded = jnp.exp(-starts * (shape.pp - 1.0) * run.reach)
+    cdf, waits = run.cdf * faded, run.wait * faded
+    middles = [0.5 * (a + b) for a, b in itertools.pairwise(LEVELS)]
+    mean_wait = jnp.stack([at_level(level, cdf, waits) for level in LEVELS])
+    weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * jnp.ndim(rho))))
+    relative = jnp.diff(mean_wait, axis=0) / (weight * run.wait[-1])
+    return PrefillState(
+        load=load,
+        wait=wait,
+        unit=shape.mean / replicas,
+        after_idle=jnp.stack([at_level(level, faded, shape.edges) for level in middles]),
+        after_wait=jnp.stack([at_level(level, cdf, shape.edges) for level in middles]),
+        stretch=jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05),
+        shape=shape,
+    )
+
+
+def _at_load(table: Ahead, load: Float[Array, "*c"]) -> Ahead:
+    """Interpolates a table over loads."""
+    at = jnp.clip(load, 0.0, 1.0) * (_LOADS - 1)
     index = jnp.clip(jnp.floor(at).astype(int), 0, _LOADS - 2)
     part = at - index
     row = jnp.reshape(index, (1, 1, *jnp.shape(index)))
-    below = jnp.take_along_axis(shape.ahead, row, axis=0)[0]
-    above = jnp.take_along_axis(shape.ahead, row + 1, axis=0)[0]
-    ahead = below + part * (above - below)
-    return PrefillState(load=load, wait=wait, unit=shape.mean / replicas, ahead=ahead, shape=shape)
+
+    def between(leaf: Float[Array, "r e *c"]) -> Float[Array, "e *c"]:
+        below = jnp.take_along_axis(leaf, row, axis=0)[0]
+        above = jnp.take_along_axis(leaf, row + 1, axis=0)[0]
+        return below + part * (above - below)
+
+    return jax.tree.map(between, table)
