@@ -1,0 +1,143 @@
+"""The command line. Only typer is imported here, so that ``--help`` is instant.
+
+Exit codes: 0 answer, 2 wrong input, 3 nothing feasible, 1 a bug (with its traceback), 130
+interrupted, 141 nobody reads the output any more.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from fluidserve.cli import options
+from fluidserve.errors import InputError, NoFeasibleDeployment
+
+OK, WRONG_INPUT, NOTHING_FEASIBLE = 0, 2, 3
+
+# BadParameter, UsageError, ClickException: the last one is where typer's click keeps it
+_UsageError: type[Any] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    help="Plan LLM serving on GPUs: which disaggregated deployment serves most, or which least "
+    "GPUs serve a rate, within limits on TTFT and TPOT.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(version_of("fluidserve"))
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("plan")
+@options.takes(options.QUESTION, options.TRAFFIC, options.PROMISE, options.ENGINE, options.ANSWER)
+def _plan(**flags: Any) -> None:
+    """Rank deployments: the most goodput within --gpus, or the fewest GPUs that serve --rate."""
+    from fluidserve.cli.plan import run
+
+    run(flags)
+
+
+@app.command("simulate")
+@options.takes(
+    options.QUESTION,
+    options.TRAFFIC,
+    options.PROMISE,
+    options.ENGINE,
+    options.SIMULATION,
+    options.ANSWER,
+)
+def _simulate(**flags: Any) -> None:
+    """Serve one deployment request by request, with the formulas beside it.
+
+    Without --rate it runs at the goodput of the formulas. --gpus and --max-gpus only limit the
+    deployment; --verify 1 also searches the simulated goodput.
+    """
+    from fluidserve.cli.simulate import run
+
+    run(flags)
+
+
+@app.command("check")
+@options.takes(
+    options.QUESTION,
+    options.TRAFFIC,
+    options.PROMISE,
+    options.ENGINE,
+    options.SIMULATION,
+    options.ANSWER,
+)
+def _check(**flags: Any) -> None:
+    """Validate inputs and show how they are understood, without computing anything."""
+    from fluidserve.cli.check import run
+
+    run(flags)
+
+
+@app.command("models")
+def _models(
+    name: Annotated[str | None, typer.Argument(metavar="NAME|PATH", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    weight_dtype: Annotated[
+        str | None, typer.Option(metavar="T", help="Format of the weights.", show_default=False)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="T", help="Format of the KV cache.", show_default=False)
+    ] = None,
+) -> None:
+    """List the models of the catalog, or describe one (or a config.json)."""
+    from fluidserve.cli.catalog import show_models
+
+    show_models(name, weight_dtype, kv_dtype, as_json=json)
+
+
+@app.command("gpus")
+def _gpus(
+    name: Annotated[str | None, typer.Argument(metavar="NAME|PATH", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the GPUs of the catalog, or describe one with the source of each number."""
+    from fluidserve.cli.catalog import show_gpus
+
+    show_gpus(name, as_json=json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code; bugs leave as exceptions."""
+    try:
+        code = app(args=argv, prog_name="fluidserve", standalone_mode=False)
+    except InputError as error:
+        return _complain(str(error), WRONG_INPUT)
+    except NoFeasibleDeployment as error:
+        return _complain(_nothing(error), NOTHING_FEASIBLE)
+    except _UsageError as error:
+        return _complain(error.format_message(), WRONG_INPUT)
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _nothing(error: NoFeasibleDeployment) -> str:
+    """The message with the reasons counted and the candidate that comes closest."""
+    counted = "; ".join(f"{count:,} x {reason}" for reason, count in error.reasons.items())
+    lines = [f"nothing feasible: {error}"]
+    if counted:
+        lines.append(f"  why: {counted}")
+    if error.nearest:
+        lines.append(f"  nearest: {error.nearest}")
+    return "\n".join(lines)

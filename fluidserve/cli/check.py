@@ -1,0 +1,42 @@
+"""``fluidserve check``."""
+
+from typing import Any
+
+from fluidserve.cli.output import note, print_answer, print_json
+from fluidserve.cli.simulate import check_deployment
+from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.report.sentences import profile_sentence, question_sentence
+from fluidserve.report.tables import pairs_table
+from fluidserve.specs.deployment import parse_label
+
+
+def run(flags: dict[str, Any]) -> None:
+    """Validates the inputs of the flags and shows how they are understood.
+
+    Raises:
+      InputError: wrong input.
+      NoFeasibleDeployment: the model does not fit into the deployment that was given.
+    """
+    inputs = load_inputs(flags, flags.pop("config"))
+    problem, notes = build_problem(inputs)
+    if inputs.deployment is not None:
+        deployment = parse_label(inputs.deployment, gpu=problem.gpu.name)
+        check_deployment(problem, deployment, inputs)
+    else:
+        _ = inputs.budget
+    for text in notes:
+        note(text)
+    values = resolved(inputs, problem)
+    if inputs.as_json:
+        print_json({"inputs": values})
+        return
+    shown = {name: value for name, value in values.items() if value is not None}
+    print_answer(
+        [
+            pairs_table(shown),
+            "",
+            "Times in s, rates in 1/s, bandwidth in B/s, lengths in tokens (means).",
+            question_sentence(problem),
+            profile_sentence(problem),
+        ]
+    )

@@ -1,0 +1,113 @@
+"""The flags that the commands share, each written once.
+
+All values travel as text to `fluidserve.io.schema`, which reads a configuration file the same way.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+Options = dict[str, Any]
+"""Annotations of typer by the name of the input."""
+
+
+def takes(*groups: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command that takes ``**flags`` the options of some groups; absent ones are None."""
+    annotations = {name: hint for group in groups for name, hint in group.items()}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in annotations.items()
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        command.__dict__["__signature__"] = inspect.Signature(parameters)
+        command.__annotations__ = annotations
+        return command
+
+    return decorate
+
+
+def _options(panel: str, texts: dict[str, tuple[str, str]]) -> Options:
+    """Options of one panel of the help: the placeholder of the value and the help text."""
+    return {
+        name: Annotated[
+            str | None,
+            typer.Option(metavar=metavar, help=text, rich_help_panel=panel, show_default=False),
+        ]
+        for name, (metavar, text) in texts.items()
+    }
+
+
+QUESTION = _options(
+    "Question",
+    {
+        "model": ("NAME|PATH", "Model of the catalog, or a config.json or its directory."),
+        "gpu": ("NAME|PATH", "GPU of the catalog, or a TOML file."),
+        "gpus": ("N", "Budget: the most goodput within N GPUs."),
+        "rate": ("R", "Requests/s to serve: the fewest GPUs that do."),
+        "max_gpus": ("N", "Budget when --rate is given instead of --gpus (default 64)."),
+        "config": ("FILE", "TOML file with these names as keys; flags go before it."),
+    },
+)
+TRAFFIC = _options(
+    "Traffic: --isl and --osl, or --app, or --trace",
+    {
+        "isl": ("N", "Mean prompt length, tokens."),
+        "osl": ("N", "Mean output length, tokens."),
+        "isl_cv": ("X", "Coefficient of variation of the prompt length (default 0)."),
+        "osl_cv": ("X", "Coefficient of variation of the output length (default 0)."),
+        "app": ("NAME", "chatbot, code-completion or summarization."),
+        "trace": ("FILE", "Recorded requests, CSV or JSON lines, plain or gzipped."),
+        "arrival_cv": ("X", "Coefficient of variation between arrivals (default: 1, Poisson; "
+                       "for a trace its own)."),
+    },
+)  # fmt: skip
+PROMISE = _options(
+    "Promise",
+    {
+        "ttft": ("TIME", "Limit on the time to first token, such as 300ms."),
+        "tpot": ("TIME", "Limit on the time per output token, such as 50ms."),
+        "attainment": ("X", "Share of requests that must meet both (default 0.9)."),
+    },
+)
+ENGINE = _options(
+    "Engine",
+    {
+        "profile": ("NAME|FILE", "Step times and habits: default, paper, vllm-0.2 or a TOML file."),
+        "link": ("BANDWIDTH", "Between the pools, such as 200Gb/s (bits), 25GB/s (bytes) or inf; "
+                 "default: the network of the GPU's node."),
+        "first_token": ("prefill|decode", "Where the first token leaves (default: the profile's)."),
+        "weight_dtype": ("T", "Format of the weights (default: the model's)."),
+        "kv_dtype": ("T", "Format of the KV cache (default: the model's)."),
+        "memory_utilization": ("X", "Share of the memory in use (default: the profile's)."),
+        "max_batch": ("N", "Most requests that a decode instance holds (default 1024)."),
+    },
+)  # fmt: skip
+SIMULATION = _options(
+    "Simulation",
+    {
+        "deployment": ("LABEL", "Such as '3P1D tp2/tp4', with pp as in '1P2D tp2pp2/tp4'."),
+        "requests": ("N", "Requests to simulate (default 20000)."),
+        "seed": ("N", "Seed of lengths and arrivals (default 0)."),
+    },
+)
+ANSWER = _options(
+    "Answer",
+    {
+        "top": ("K", "Deployments to show (default 10)."),
+        "verify": ("K", "Deployments to cross-check by simulation (default 3 in a plan)."),
+        "csv": ("FILE", "Also write the deployments to a CSV file."),
+    },
+) | {
+    "json": Annotated[
+        bool | None,
+        typer.Option(
+            "--json",
+            help="Print one JSON object and nothing else.",
+            rich_help_panel="Answer",
+            show_default=False,
+        ),
+    ]
+}

@@ -1,0 +1,137 @@
+"""``fluidserve simulate``."""
+
+import dataclasses
+from typing import Any
+
+from fluidserve import runtime
+from fluidserve.cli.output import note, print_answer, print_json, progress
+from fluidserve.cli.plan import profile_json
+from fluidserve.errors import InputError, NoFeasibleDeployment
+from fluidserve.eventsim import Summary, Utilisation, simulate, summarise
+from fluidserve.io.export import check_writable, write_csv
+from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.io.schema import Inputs
+from fluidserve.problem import Problem
+from fluidserve.report.numbers import three_digits
+from fluidserve.report.sentences import (
+    confidence_sentence,
+    limit_sentence,
+    overload_sentence,
+    profile_sentence,
+    question_sentence,
+)
+from fluidserve.report.tables import crosscheck_table, latency_table, load_table
+from fluidserve.results import DeploymentResult
+from fluidserve.search.grid import misfit
+from fluidserve.search.plan import analyse
+from fluidserve.specs.deployment import Disaggregated, parse_label
+from fluidserve.verify.crosscheck import crosscheck, with_check
+
+
+def run(flags: dict[str, Any]) -> None:
+    """Simulates the deployment of the flags.
+
+    Raises:
+      InputError: wrong input.
+      NoFeasibleDeployment: the model does not fit, or no rate was given and none meets the SLO.
+    """
+    inputs = load_inputs(flags, flags.pop("config"))
+    if inputs.deployment is None:
+        raise InputError("--deployment must be given, for example --deployment '3P1D tp2/tp4'")
+    if inputs.csv is not None:
+        check_writable(inputs.csv)
+    runtime.enable_cache()
+    runtime.set_precision("f32")
+    problem, notes = build_problem(inputs)
+    deployment = parse_label(inputs.deployment, gpu=problem.gpu.name)
+    for text in notes:
+        note(text)
+    check_deployment(problem, deployment, inputs)
+    row = analyse(problem, deployment, inputs.rate)
+    progress(f"simulating {deployment.label} with {inputs.requests:,} requests ...")
+    records = simulate(
+        problem.system(deployment),
+        problem.workload,
+        row.rate,
+        requests=inputs.requests,
+        seed=inputs.seed,
+    )
+    summary = summarise(records, problem.slo)
+    if inputs.verify:
+        progress(f"searching the simulated goodput of {deployment.label} ...")
+        row = with_check(row, crosscheck(problem, row))
+    if inputs.csv is not None:
+        write_csv(inputs.csv, [row])
+        note(f"wrote 1 deployment to {inputs.csv}")
+    if inputs.as_json:
+        print_json(_as_json(inputs, problem, row, summary, records.utilisation))
+    else:
+        _print_answer(inputs, problem, row, summary, records.utilisation)
+
+
+def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs) -> None:
+    """Refuses a deployment that cannot be built.
+
+    Raises:
+      InputError: more GPUs than the budget, or tp or pp that do not divide the model or the node.
+      NoFeasibleDeployment: the model or a request does not fit into the memory.
+    """
+    budget = inputs.gpus or inputs.max_gpus
+    if budget is not None and deployment.gpus > budget:
+        raise InputError(
+            f"--deployment {deployment.label} takes {deployment.gpus} GPUs; the budget is {budget}"
+        )
+    for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode)):
+        instance = problem.instance(pool.tp, pool.pp)
+        reason = misfit(problem, instance, tp=pool.tp, pp=pool.pp)
+        if reason.startswith(("tp=", "pp=")):
+            raise InputError(f"--deployment {deployment.label}: {role} {reason}")
+        if reason:
+            raise NoFeasibleDeployment(
+                f"{problem.model.name} on the {role} instance of {deployment.label}: {reason}"
+            )
+
+
+def _print_answer(
+    inputs: Inputs, problem: Problem, row: DeploymentResult, summary: Summary, use: Utilisation
+) -> None:
+    asked = "the rate asked for" if inputs.rate is not None else "the goodput of the formulas"
+    parts: list[Any] = [
+        question_sentence(problem),
+        f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
+        f"({asked}); {inputs.requests:,} requests, seed {inputs.seed}",
+        latency_table(row, summary),
+        load_table(row, summary, use),
+    ]
+    overload = overload_sentence(row)
+    parts += [overload] if overload else []
+    if row.goodput > 0:
+        parts.append(f"Goodput by the formulas: {three_digits(row.goodput)} requests/s.")
+    parts += [limit_sentence(row), confidence_sentence(row), profile_sentence(problem)]
+    if row.simulated is not None:
+        parts.append(crosscheck_table([row]))
+    print_answer(parts)
+
+
+def _as_json(
+    inputs: Inputs, problem: Problem, row: DeploymentResult, summary: Summary, use: Utilisation
+) -> dict[str, Any]:
+    return {
+        "inputs": resolved(inputs, problem),
+        "profile": profile_json(problem),
+        "rate": row.rate,
+        "requests": inputs.requests,
+        "seed": inputs.seed,
+        "stable": overload_sentence(row) == "",
+        "simulation": {
+            "attainment": summary.attainment.value,
+            "attainment_interval": [summary.attainment.low, summary.attainment.high],
+            "ttft": dataclasses.asdict(summary.ttft),
+            "tpot": dataclasses.asdict(summary.tpot),
+            "throughput": summary.throughput,
+            "utilization": {"prefill": use.prefill, "link": use.link, "decode": use.decode},
+            "batch": use.decode_batch,
+            "kv_use": use.decode_kv,
+        },
+        "deployments": [row.to_json()],
+    }

@@ -1,0 +1,113 @@
+"""Rows of a plan as a CSV file."""
+
+import csv
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fluidserve.errors import InputError
+from fluidserve.results import DeploymentResult, Latency, Simulated
+
+
+def check_writable(path: str) -> None:
+    """Refuses a file that could not be written, before anything is computed.
+
+    Raises:
+      InputError: no such directory, a directory of that name, or no permission.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise InputError(f"--csv {path}: there is no directory {folder}")
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"--csv {path}: is not a regular file; give another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--csv {path}: the directory {folder} cannot be written to")
+
+
+def write_csv(path: str, rows: Sequence[DeploymentResult]) -> None:
+    """Writes one line for each deployment, all or nothing.
+
+    The file appears under its name only when it is complete. Numbers that are not finite, and the
+    simulation where there is none, are empty cells.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
+    table = [flat_row(row) for row in rows]
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, fieldnames=list(table[0]))
+                writer.writeheader()
+                writer.writerows(table)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
+
+
+def flat_row(row: DeploymentResult) -> dict[str, Any]:
+    """A deployment as one line: the unit of a column is the end of its name.
+
+    Rates end in ``_per_s``, times in ``_s``; shares and counts have no ending.
+    """
+    line: dict[str, Any] = {"label": row.deployment.label, "kind": row.kind, "gpus": row.gpus}
+    for role in ("prefill", "decode"):
+        pool = getattr(row.deployment, role)
+        line |= {f"{role}_{name}": getattr(pool, name) for name in ("replicas", "tp", "pp", "gpu")}
+    line |= {
+        "goodput_per_s": row.goodput,
+        "goodput_per_gpu_per_s": row.goodput_per_gpu,
+        "rate_per_s": row.rate,
+        **_times("ttft", row.ttft),
+        **_times("tpot", row.tpot),
+        "attainment": row.attainment,
+        "prefill_utilization": row.prefill_load,
+        "link_utilization": row.link_load,
+        "decode_utilization": row.decode_load,
+        "batch": row.batch,
+        "kv_use": row.kv_use,
+        "binding": row.binding,
+        "confidence": row.confidence,
+        "confidence_reasons": "; ".join(row.reasons),
+        "tied": row.tied,
+        **_simulated(row.simulated),
+    }
+    return {
+        name: "" if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in line.items()
+    }
+
+
+def _times(name: str, latency: Latency | None) -> dict[str, Any]:
+    return {
+        f"{name}_{part}_s": "" if latency is None else getattr(latency, part)
+        for part in ("mean", "p50", "p90", "p99")
+    }
+
+
+def _simulated(found: Simulated | None) -> dict[str, Any]:
+    low, high = found.goodput_interval if found else ("", "")
+    return {
+        "simulated_goodput_per_s": found.goodput if found else "",
+        "simulated_goodput_low_per_s": low,
+        "simulated_goodput_high_per_s": high,
+        "simulated_attainment": found.attainment if found else "",
+        **_times("simulated_ttft", found.ttft if found else None),
+        **_times("simulated_tpot", found.tpot if found else None),
+    }
+
+
+def _umask() -> int:
+    """The permissions that new files are denied, which can only be read by setting them."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,168 @@
+"""From flags and files to a `Problem`."""
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fluidserve.errors import InputError
+from fluidserve.io.catalog import find_gpu, find_model
+from fluidserve.io.schema import Inputs, parse_inputs
+from fluidserve.io.traces import read_trace, trace_workload
+from fluidserve.problem import Problem, engine_for
+from fluidserve.results import finite_json
+from fluidserve.specs.applications import find_application, synthetic_workload
+from fluidserve.specs.slo import Slo
+from fluidserve.specs.workload import Workload
+from fluidserve.timing.profile import load_profile
+
+_LARGEST_FILE = 2**20
+
+
+def load_inputs(flags: Mapping[str, Any], config: str | None = None) -> Inputs:
+    """Inputs from flags and, where these say nothing, from a TOML file.
+
+    Args:
+      flags: by field; None where a flag was not given.
+      config: path of a file whose keys are the flags' names, with ``-`` or ``_``.
+
+    Raises:
+      InputError: a file that cannot be read, or a wrong input.
+    """
+    values = read_config(config) if config is not None else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    labels = {name: f"{config}: {name.replace('_', '-')}" for name in values if name not in given}
+    return parse_inputs(values | given, labels)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The keys of a TOML file, with ``_`` in their names.
+
+    Raises:
+      InputError: missing, unreadable, too large, not TOML, or one key in both spellings.
+    """
+    try:
+        file = Path(path)
+        if file.stat().st_size > _LARGEST_FILE:
+            raise InputError(f"--config {path}: too large for a configuration file")
+        table = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--config {path}: is not text; give a TOML file") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--config {path}: is not TOML ({error})") from None
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise InputError(f"--config {path}: {key!r} is given twice, with - and with _")
+        values[name] = value
+    return values
+
+
+def build_problem(inputs: Inputs) -> tuple[Problem, list[str]]:
+    """The question that inputs ask, and notes for the user on what was decided while reading.
+
+    Raises:
+      InputError: a name that is not known, a file that cannot be read.
+    """
+    gpu = find_gpu(inputs.gpu)
+    model = find_model(inputs.model, inputs.weight_dtype, inputs.kv_dtype)
+    workload, notes = _workload(inputs)
+    problem = Problem(
+        model=model,
+        gpu=gpu,
+        workload=workload,
+        slo=Slo(ttft=inputs.ttft, tpot=inputs.tpot, attainment=inputs.attainment),
+        engine=engine_for(
+            load_profile(inputs.profile),
+            gpu,
+            first_token=inputs.first_token,
+            memory_utilization=inputs.memory_utilization,
+            max_batch=inputs.max_batch,
+            link_bandwidth=inputs.link,
+        ),
+    )
+    n_in, n_out = mean_lengths(problem)
+    if n_in + n_out > model.max_positions:
+        notes.append(
+            f"prompt and output together have {n_in + n_out:,.0f} tokens on average, but "
+            f"{model.name} was built for {model.max_positions:,} at most"
+        )
+    return problem, notes
+
+
+def mean_lengths(problem: Problem) -> tuple[float, float]:
+    """Mean prompt and output tokens of a problem."""
+    bins = problem.bins
+    n_in = float(np.sum(bins.in_share * bins.in_mean))
+    return n_in, 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
+
+
+def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
+    """The inputs as they were understood: names of the catalog, defaults filled in, SI numbers.
+
+    Returns:
+      by input; lengths are those of the traffic, wherever they come from.
+    """
+    workload, engine = problem.workload, problem.engine
+    n_in, n_out = mean_lengths(problem)
+    numbers = {
+        "model": problem.model.name,
+        "gpu": problem.gpu.name,
+        "gpus": inputs.gpus,
+        "max_gpus": inputs.max_gpus,
+        "traffic": workload.name,
+        "isl": n_in,
+        "osl": n_out,
+        "app": workload.name if inputs.app is not None else None,
+        "trace": inputs.trace,
+        "trace_rate": float(workload.rate),
+        "ttft": inputs.ttft,
+        "tpot": inputs.tpot,
+        "attainment": inputs.attainment,
+        "rate": inputs.rate,
+        "arrival_cv": math.sqrt(float(workload.arrival_scv)),
+        "link": engine.link_bandwidth,
+        "profile": engine.profile.name,
+        "first_token": engine.first_token,
+        "weight_dtype": problem.model.weight_dtype,
+        "kv_dtype": problem.model.kv_dtype,
+        "memory_utilization": engine.memory_utilization,
+        "max_batch": engine.max_batch,
+        "deployment": inputs.deployment,
+    }
+    return finite_json(numbers)
+
+
+def _workload(inputs: Inputs) -> tuple[Workload, list[str]]:
+    notes: list[str] = []
+    if inputs.app is not None:
+        workload = find_application(inputs.app)
+    elif inputs.trace is not None:
+        trace = read_trace(inputs.trace)
+        workload = trace_workload(trace)
+        notes = [f"{trace.name}: {note}" for note in trace.notes]
+        rate = float(workload.rate)
+        if inputs.rate is None and math.isfinite(rate):
+            notes.append(
+                f"{trace.name}: {len(trace):,} requests at a mean rate of {rate:.3g} requests/s; "
+                f"give --rate {rate:.3g} to plan for that rate"
+            )
+    else:
+        assert inputs.isl is not None
+        assert inputs.osl is not None
+        workload = synthetic_workload(
+            inputs.isl, inputs.osl, inputs.isl_cv or 0.0, inputs.osl_cv or 0.0
+        )
+    if inputs.arrival_cv is not None:
+        # a pattern that was asked for replaces the recorded one
+        workload = dataclasses.replace(
+            workload, arrival_scv=inputs.arrival_cv**2, arrivals=np.empty(0)
+        )
+    return workload, notes

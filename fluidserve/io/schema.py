@@ -1,0 +1,252 @@
+"""The whole input of a question, as people write it: flags of the command line or keys of a file.
+
+Quantities are text with a unit and become SI numbers here. A library user who has the objects
+already needs none of this: `fluidserve.problem.Problem` is the interface.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from fluidserve.errors import InputError
+from fluidserve.units import parse_quantity
+
+MOST_GPUS = 4096
+"""Largest budget that is searched."""
+DEFAULT_MAX_GPUS = 64
+"""Budget of a question that names only a rate."""
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers as text, also in the form 1e3."""
+    number = _number(value)
+    if isinstance(number, float):
+        if not number.is_integer():
+            raise ValueError("must be a whole number")
+        return int(number)
+    return number
+
+
+def _number(value: Any) -> Any:
+    """Numbers as text; truth values are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError("must be a number") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _quantity(unit: str, *, allow_inf: bool = False) -> BeforeValidator:
+    """Reads text with a unit into SI."""
+
+    def read(value: Any, info: ValidationInfo) -> float:
+        name = _label(info.context, str(info.field_name))
+        return parse_quantity(str(value), unit, name=name, allow_inf=allow_inf)
+
+    return BeforeValidator(read)
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Seconds = Annotated[float, _quantity("s")]
+Rate = Annotated[float, _quantity("1/s")]
+Bandwidth = Annotated[float, _quantity("B/s", allow_inf=True)]
+
+
+class Inputs(BaseModel):
+    """Every input of ``plan``, ``simulate`` and ``check``; one file can serve all of them.
+
+    Attributes:
+      model: catalog name, or path of a ``config.json``.
+      gpu: catalog name, or path of a TOML file.
+      gpus: most GPUs that a deployment may use.
+      max_gpus: the same for a question that names a rate.
+      isl: mean prompt length, tokens.
+      osl: mean output length, tokens.
+      isl_cv: coefficient of variation of the prompt length.
+      osl_cv: coefficient of variation of the output length.
+      app: name of an application.
+      trace: path of a request trace.
+      ttft: limit on the time to first token, s.
+      tpot: limit on the time per output token, s.
+      attainment: share of requests that must meet both.
+      rate: arrival rate to serve, 1/s.
+      arrival_cv: coefficient of variation of the times between arrivals.
+      link: bandwidth between the pools, B/s.
+      profile: name or path of a profile.
+      first_token: where the first token leaves; that of the profile when left out.
+      weight_dtype: format of the weights; that of the model when left out.
+      kv_dtype: format of the KV cache; that of the model when left out.
+      memory_utilization: share of the memory that an engine takes; the profile's when left out.
+      max_batch: most requests that a decode instance holds.
+      top: deployments to show.
+      verify: deployments to cross-check by simulation; 3 in a plan, 0 in a simulation when left
+        out.
+      deployment: label of the deployment to simulate.
+      requests: requests to simulate.
+      seed: seed of the simulation.
+      as_json: print one JSON object; spelled ``json`` outside.
+      csv: file for the rows.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    gpu: str
+    gpus: Count | None = Field(None, ge=1, le=MOST_GPUS)
+    max_gpus: Count | None = Field(None, ge=1, le=MOST_GPUS)
+    isl: Number | None = None
+    osl: Number | None = None
+    isl_cv: Number | None = None
+    osl_cv: Number | None = None
+    app: str | None = None
+    trace: str | None = None
+    ttft: Seconds
+    tpot: Seconds
+    attainment: Number = Field(0.9, gt=0, lt=1)
+    rate: Rate | None = None
+    arrival_cv: Number | None = Field(None, ge=0, le=10)
+    link: Bandwidth | None = None
+    profile: str = "default"
+    first_token: Annotated[Literal["prefill", "decode"], BeforeValidator(_lower)] | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    memory_utilization: Number | None = Field(None, gt=0, le=1)
+    max_batch: Count = Field(1024, ge=1, le=1_000_000)
+    top: Count = Field(10, ge=1, le=1000)
+    verify: Count | None = Field(None, ge=0, le=1000)
+    deployment: str | None = None
+    requests: Count = Field(20_000, ge=100, le=1_000_000)
+    seed: Count = Field(0, ge=0, lt=2**63)
+    as_json: bool = Field(False, alias="json")
+    csv: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source_of_traffic(self) -> Self:
+        lengths = [f for f in ("isl", "osl", "isl_cv", "osl_cv") if getattr(self, f) is not None]
+        given = [flag(name) for name in ("app", "trace") if getattr(self, name) is not None]
+        if lengths:
+            given.insert(0, flag(lengths[0]))
+        if not given:
+            raise InputError("no traffic: give --isl and --osl, or --app, or --trace")
+        if len(given) > 1:
+            raise InputError(
+                f"{' and '.join(given)} are given together; traffic comes from one of --isl with "
+                "--osl, --app and --trace"
+            )
+        absent = [f for f in ("isl", "osl") if lengths and getattr(self, f) is None]
+        if absent:
+            raise InputError(f"{flag(lengths[0])} is given without {flag(absent[0])}; give both")
+        return self
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        if self.gpus is not None and self.max_gpus is not None:
+            raise InputError("--gpus and --max-gpus are given together; give one of them")
+        if self.as_json and self.csv is not None:
+            raise InputError("--json and --csv are given together; give one of them")
+        return self
+
+    @property
+    def budget(self) -> int:
+        """Most GPUs of a plan.
+
+        Raises:
+          InputError: neither a budget nor a rate.
+        """
+        if self.gpus is None and self.rate is None:
+            raise InputError(
+                "give --gpus N for the most goodput within N GPUs, or --rate R for the fewest "
+                "GPUs that serve R requests/s"
+            )
+        return self.gpus or self.max_gpus or DEFAULT_MAX_GPUS
+
+
+def flag(field: str) -> str:
+    """A field as the command line spells it.
+
+    Example:
+      >>> flag("isl_cv"), flag("as_json")
+      ('--isl-cv', '--json')
+    """
+    return "--" + field.removeprefix("as_").replace("_", "-")
+
+
+def parse_inputs(values: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> Inputs:
+    """Validates the inputs.
+
+    Args:
+      values: by field, as text or as TOML has them.
+      labels: what a field is called in error messages, where that is not its flag.
+
+    Raises:
+      InputError: the first thing wrong, in one line.
+    """
+    labels = dict(labels or {})
+    try:
+        return Inputs.model_validate(dict(values), context=labels)
+    except ValidationError as error:
+        raise InputError(_one_line(error, labels)) from None
+
+
+def _label(labels: Mapping[str, str] | None, field: str) -> str:
+    return (labels or {}).get(field, flag(field))
+
+
+def _one_line(error: ValidationError, labels: Mapping[str, str]) -> str:
+    """What, where, and what would be right, of the first thing that is wrong."""
+    details = error.errors(include_url=False)
+    missing = [flag(str(d["loc"][0])) for d in details if d["type"] == "missing"]
+    wrong = [d for d in details if d["type"] != "missing"]
+    if not wrong:
+        return f"{' and '.join(missing)} must be given"
+    detail = wrong[0]
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return str(cause)
+    field = str(detail["loc"][0])
+    where = _label(labels, field)
+    if detail["type"] == "extra_forbidden":
+        return f"{where} is not an input; {_closest(field)}"
+    shown = str(detail["input"]) if isinstance(detail["input"], str) else repr(detail["input"])
+    say: Callable[[dict[str, Any]], str] | None = _SENTENCES.get(detail["type"])
+    problem = cause if cause is not None else say(detail.get("ctx", {})) if say else detail["msg"]
+    return f"{where}: {shown} {problem}"
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "greater_than": lambda c: f"must be above {c['gt']}",
+    "greater_than_equal": lambda c: f"must be at least {c['ge']}",
+    "less_than": lambda c: f"must be below {c['lt']}",
+    "less_than_equal": lambda c: f"must be at most {c['le']}",
+    "literal_error": lambda c: f"must be {c['expected'].replace(chr(39), '')}",
+    "string_type": lambda _: "must be text",
+    "bool_type": lambda _: "must be true or false",
+    "bool_parsing": lambda _: "must be true or false",
+}
+
+
+def _closest(field: str) -> str:
+    known = sorted(flag(name).removeprefix("--") for name in Inputs.model_fields)
+    close = difflib.get_close_matches(field.replace("_", "-"), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"

@@ -1,0 +1,162 @@
+"""Answers in plain sentences."""
+
+import math
+
+from fluidserve.problem import Problem
+from fluidserve.report.numbers import percent, three_digits
+from fluidserve.results import DeploymentResult, PlanResult
+from fluidserve.search.plan import TIE
+from fluidserve.specs.deployment import Pool
+from fluidserve.status import ADVICE, Binding
+from fluidserve.timing.saturation import saturation_length
+from fluidserve.units import format_bandwidth, format_time
+from fluidserve.verify.crosscheck import difference
+
+_LISTED_TIES = 4
+
+
+def explain(problem: Problem, result: PlanResult) -> list[str]:
+    """What the best deployment is, what it does, what limits it, and how far to trust it."""
+    best = result.deployments[0]
+    return [
+        _what(result, best),
+        _serves(problem, result, best),
+        *_ties(result),
+        limit_sentence(best),
+        confidence_sentence(best),
+        profile_sentence(problem),
+        saturation_sentence(problem, best.deployment.prefill),
+    ]
+
+
+def question_sentence(problem: Problem) -> str:
+    """The question in one line."""
+    slo, engine = problem.slo, problem.engine
+    cv = math.sqrt(float(problem.workload.arrival_scv))
+    arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
+    return (
+        f"{problem.model.name} on {problem.gpu.name}, {problem.workload.name}, {arrivals}, "
+        f"TTFT <= {format_time(float(slo.ttft))} and TPOT <= {format_time(float(slo.tpot))} for "
+        f"{_share(problem)} of the requests, link {format_bandwidth(engine.link_bandwidth)}."
+    )
+
+
+def limit_sentence(row: DeploymentResult) -> str:
+    """What keeps the goodput from being higher, and what would help."""
+    advice = ADVICE[Binding[row.binding.upper()]]
+    return f"What limits it: {advice}"
+
+
+def confidence_sentence(row: DeploymentResult) -> str:
+    """The level of confidence and why."""
+    if not row.reasons:
+        return (
+            f"Confidence: {row.confidence}; none of the known weak spots of the formulas applies."
+        )
+    return f"Confidence: {row.confidence}; {'; '.join(row.reasons)}."
+
+
+def profile_sentence(problem: Problem) -> str:
+    """Whether the step times rest on measured or on assumed constants."""
+    profile = problem.engine.profile
+    kind, _, rest = profile.provenance(problem.gpu.name).partition(": ")
+    if kind == "fitted":
+        return f"Step times: profile {profile.name}, constants fitted to measurements ({rest})."
+    detail = rest or kind
+    return f"Step times: profile {profile.name}, constants ASSUMED, not measured ({detail})."
+
+
+def saturation_sentence(problem: Problem, pool: Pool) -> str:
+    """How long a prompt saturates a prefill instance, and that prompts are not batched."""
+    length = saturation_length(problem.instance(pool.tp, pool.pp))
+    return (
+        f"L_m = {length:,} prompt tokens bring a prefill instance to 90% of its throughput "
+        f"(attention left out); prefill batch {problem.engine.prefill_batch}."
+    )
+
+
+def crosscheck_sentences(result: PlanResult) -> list[str]:
+    """What the cross-check is, what it found, and what it cannot find."""
+    checked = [r for r in result.deployments if r.simulated is not None]
+    worst = max(checked, key=lambda r: abs(difference(r)))
+    sentences = [
+        "Cross-check: the event simulator shares the step times with the formulas but no queueing "
+        f"code; largest difference in goodput {difference(worst):+.1%} "
+        f"({worst.deployment.label}, formulas over simulation)."
+    ]
+    if all(not math.isfinite(r.simulated.goodput_interval[0]) for r in checked if r.simulated):
+        sentences.append("Recorded arrivals were replayed once, so there is no interval.")
+    else:
+        sentences.append("± is half a 95% interval over independent runs.")
+    if any(r.confidence != "green" and abs(difference(r)) > 0.05 for r in checked):
+        sentences.append("Where the two differ, trust the simulated numbers.")
+    return sentences
+
+
+def overload_sentence(row: DeploymentResult) -> str:
+    """Which stage is asked for more than it can do; empty when none is."""
+    loads = {
+        "the prefill pool": row.prefill_load,
+        "the KV link": row.link_load,
+        "the decode pool": row.decode_load,
+    }
+    over = [f"{name} ({percent(load)})" for name, load in loads.items() if not load < 1.0]
+    if not over:
+        return ""
+    return (
+        f"UNSTABLE at {three_digits(row.rate)} requests/s: {' and '.join(over)} is asked for more "
+        "than it can do; times grow with the length of the run."
+    )
+
+
+def pool_phrase(pool: Pool, role: str) -> str:
+    """A pool in words, such as ``2 prefill instances of 4 GPUs each (tp2 pp2)``."""
+    size, several = pool.tp * pool.pp, pool.replicas > 1
+    shape = f" (tp{pool.tp} pp{pool.pp})" if pool.pp > 1 else f" (tp{pool.tp})" if size > 1 else ""
+    gpus = f"{size} GPU{'s' if size > 1 else ''}{' each' if several else ''}{shape}"
+    return f"{pool.replicas} {role} instance{'s' if several else ''} of {gpus}"
+
+
+def _what(result: PlanResult, best: DeploymentResult) -> str:
+    deployment, used = best.deployment, best.gpus
+    text = (
+        f"Best: {deployment.label}: {pool_phrase(deployment.prefill, 'prefill')} and "
+        f"{pool_phrase(deployment.decode, 'decode')}, {used} GPUs"
+    )
+    if result.rate is not None:
+        return f"{text}, the fewest of at most {result.budget} that reach the rate."
+    idle = result.budget - used
+    if not idle:
+        return f"{text}, all of the budget."
+    stay = "stays" if idle == 1 else "stay"
+    return (
+        f"{text} of {result.budget}; {idle} {stay} idle, as no deployment that uses more serves "
+        f"over {TIE:.0%} more."
+    )
+
+
+def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str:
+    target = f"{_share(problem)} of the requests meet both limits"
+    goodput = (
+        f"{three_digits(best.goodput)} requests/s ({three_digits(best.goodput_per_gpu)} per GPU)"
+    )
+    if result.rate is None:
+        return f"Goodput: {goodput}, the largest rate at which {target}."
+    headroom = best.goodput / result.rate - 1.0
+    return (
+        f"Goodput: {goodput}; the rate asked for is {result.rate:g}, which leaves a headroom of "
+        f"{headroom:.1%}. At that rate {percent(best.attainment)} of the requests meet both limits."
+    )
+
+
+def _share(problem: Problem) -> str:
+    return f"{100.0 * float(problem.slo.attainment):g}%"
+
+
+def _ties(result: PlanResult) -> list[str]:
+    labels = [r.deployment.label for r in result.deployments if r.tied]
+    if len(labels) < 2:
+        return []
+    more = len(labels) - _LISTED_TIES
+    shown = ", ".join(labels[:_LISTED_TIES]) + (f" and {more} more" if more > 0 else "")
+    return [f"Cannot be told apart (goodput within {TIE:.0%}, marked *): {shown}."]

@@ -1,0 +1,138 @@
+"""The event simulator's word on a deployment that the formulas have judged.
+
+Both take the same step times and the same traffic. The simulator has no queueing formula in it: it
+serves request after request. What the comparison cannot see is an error in the step times.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fluidserve.eventsim import Summary, goodput, simulate, summarise
+from fluidserve.problem import Problem
+from fluidserve.results import DeploymentResult, Latency, Simulated
+from fluidserve.specs.workload import JointLengths, Workload
+from fluidserve.timing.instance import System
+
+FEWEST_REQUESTS = 1_500
+MOST_REQUESTS = 20_000
+AMBER = 0.05
+"""Difference between formulas and simulation, as a share, beyond which a result is amber."""
+RED = 0.15
+"""The same for red."""
+_EVENTS = 30_000
+_LIMITS_PER_RUN = 50.0
+_STAYS_PER_RUN = 10.0
+_TOLERANCE = 0.01
+
+
+def crosscheck(
+    problem: Problem,
+    result: DeploymentResult,
+    *,
+    requests: int | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+) -> Simulated:
+    """Simulates a deployment: at the rate of its row, and for its goodput.
+
+    Recorded arrivals are replayed once, from their start; there is no chance in them, and so no
+    interval. Otherwise every seed gives an independent run, and the interval is Student's.
+
+    Args:
+      problem: the question.
+      result: the row to check.
+      requests: of each run; by default `requests_for`.
+      seeds: one replication each.
+
+    Raises:
+      InputError: no seeds, too few requests, or a request that no instance has room for.
+    """
+    system, workload = problem.system(result.deployment), problem.workload
+    requests = requests_for(problem, result) if requests is None else requests
+    recorded = bool(len(np.asarray(workload.arrivals)))
+    if recorded:
+        workload = _stretch(workload, MOST_REQUESTS)
+        requests, seeds = len(workload.arrivals), seeds[:1]
+    summaries = [_summary(problem, system, workload, result.rate, requests, seed) for seed in seeds]
+    found = goodput(
+        system,
+        workload,
+        problem.slo,
+        guess=result.goodput,
+        requests=requests,
+        seeds=seeds,
+        tolerance=_TOLERANCE,
+    )
+    single = len(seeds) == 1
+    return Simulated(
+        goodput=found.value,
+        goodput_interval=(-math.inf, math.inf) if single else (found.low, found.high),
+        attainment=float(np.mean([s.attainment.value for s in summaries])),
+        ttft=_average([s.ttft for s in summaries]),
+        tpot=_average([s.tpot for s in summaries]),
+        requests=requests,
+        runs=found.probes + len(summaries),
+    )
+
+
+def requests_for(problem: Problem, result: DeploymentResult) -> int:
+    """Requests of a run that keep its cost and its error small.
+
+    A request costs the simulator a few events and its share of the decode iterations, which is
+    its output length over the requests that decode together. However cheap or dear, a run is long
+    against the TTFT limit and against the time that a request decodes.
+    """
+    bins = problem.bins
+    n_out = 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
+    events = 3.0 + n_out / max(result.batch, 1.0)
+    limits = _LIMITS_PER_RUN * result.rate * float(problem.slo.ttft)
+    stay = n_out * min(result.tpot.mean, float(problem.slo.tpot))
+    wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * stay)
+    return round(min(max(wanted, FEWEST_REQUESTS), MOST_REQUESTS))
+
+
+def difference(result: DeploymentResult) -> float:
+    """Goodput by the formulas over the simulated one, minus 1; ``nan`` without a simulation."""
+    found = result.simulated
+    if found is None:
+        return math.nan
+    return result.goodput / found.goodput - 1.0 if found.goodput > 0 else math.inf
+
+
+def with_check(result: DeploymentResult, found: Simulated) -> DeploymentResult:
+    """A row with its simulation; its confidence falls where the two differ too much.
+
+    What the interval of the simulation allows for is not held against the formulas.
+    """
+    checked = dataclasses.replace(result, simulated=found)
+    off, (low, high) = abs(difference(checked)), found.goodput_interval
+    excused = math.isfinite(low) and low <= result.goodput <= high
+    if off <= AMBER or excused:
+        return checked
+    level = "red" if off > RED or result.confidence == "red" else "amber"
+    reason = f"the simulated goodput differs by {-difference(checked):+.0%}"
+    return dataclasses.replace(checked, confidence=level, reasons=(*result.reasons, reason))
+
+
+def _summary(
+    problem: Problem, system: System, workload: Workload, rate: float, requests: int, seed: int
+) -> Summary:
+    records = simulate(system, workload, rate, requests=requests, seed=seed)
+    return summarise(records, problem.slo)
+
+
+def _average(parts: list) -> Latency:
+    """Mean over runs of the mean and of each quantile."""
+    fields = [f.name for f in dataclasses.fields(Latency)]
+    return Latency(**{f: float(np.mean([getattr(p, f) for p in parts])) for f in fields})
+
+
+def _stretch(workload: Workload, most: int) -> Workload:
+    """The first requests of a recording; rates then mean those of this stretch."""
+    lengths, arrivals = workload.lengths, np.asarray(workload.arrivals)
+    if isinstance(lengths, JointLengths) and len(np.asarray(lengths.n_in)) == len(arrivals):
+        pairs = np.asarray(lengths.n_in)[:most], np.asarray(lengths.n_out)[:most]
+        lengths = JointLengths(n_in=pairs[0], n_out=pairs[1])
+    return dataclasses.replace(workload, lengths=lengths, arrivals=arrivals[:most])
