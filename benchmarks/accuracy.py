@@ -9,6 +9,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -21,8 +22,7 @@ from fluidserve.io.traces import read_trace, trace_workload
 from fluidserve.problem import Problem, engine_for
 from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.score import question_of, score_grid
-from fluidserve.specs.applications import find_application
-from fluidserve.specs.applications import synthetic_workload
+from fluidserve.specs.applications import find_application, synthetic_workload
 from fluidserve.specs.deployment import parse_label
 from fluidserve.specs.slo import Slo
 from fluidserve.status import confidence_level, doubt_sentences
@@ -58,6 +58,9 @@ TUNE = [
     Case("Qwen3-32B", "H100-SXM", "default", "4000/500/0/0", 0.6, 0.03, 24, 8),
     Case("OPT-175B", "A100-SXM4-80GB", "paper", "755/200/0.6/1.0", 4.0, 0.2, 48, 8),
 ]
+
+
+FEWEST_SEEDS, MOST_SEEDS = 4, 48
 
 
 def workload_of(traffic: str):
@@ -105,20 +108,29 @@ def draw(case: Case, seed: int) -> list[dict]:
     ]
 
 
-def judge(row: dict, requests: int, seeds: int) -> dict:
-    """Adds the event simulator's goodput to a row."""
+def judge(row: dict, requests: int, precision: float) -> dict:
+    """Adds the event simulator's goodput, from as many runs as its standard error asks for."""
     case = Case(**row["case"])
     problem = problem_of(case)
     system = problem.system(parse_label(row["label"], gpu=case.gpu))
-    found = goodput(
-        system,
-        problem.workload,
-        problem.slo,
-        guess=row["analysis"],
-        requests=requests,
-        seeds=range(seeds),
-    )
-    return row | {"simulated": found.value, "se": found.se, "probes": found.probes}
+    found, guess, error = [], row["analysis"], np.inf
+    for seed in range(MOST_SEEDS):
+        estimate = goodput(
+            system,
+            problem.workload,
+            problem.slo,
+            guess=guess,
+            requests=requests,
+            seeds=[seed],
+            tolerance=0.01,
+        )
+        found.append(estimate.value)
+        guess = float(np.mean(found))
+        if len(found) >= FEWEST_SEEDS:
+            error = float(np.std(found, ddof=1) / np.sqrt(len(found)))
+            if error <= precision * guess:
+                break
+    return row | {"simulated": guess, "se": error, "runs": len(found)}
 
 
 def table(rows: list[dict]) -> str:
@@ -145,7 +157,7 @@ def main() -> None:
     parser.add_argument("--set", choices=["judge", "tune"], default="judge")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--precision", type=float, default=0.005, help="relative standard error")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path("accuracy.jsonl"))
     args = parser.parse_args()
@@ -159,16 +171,16 @@ def main() -> None:
         for row in draw(case, args.seed + i):
             old = done.get((json.dumps(row["case"]), row["label"]))
             if old:
-                rows.append(row | {k: old[k] for k in ("simulated", "se", "probes")})
+                rows.append(row | {k: old[k] for k in ("simulated", "se", "runs")})
             else:
                 todo.append(row)
     with (
         concurrent.futures.ProcessPoolExecutor(
-            args.workers, mp_context=__import__("multiprocessing").get_context("spawn")
+            args.workers, mp_context=multiprocessing.get_context("spawn")
         ) as pool,
         args.out.open("a") as file,
     ):
-        jobs = [pool.submit(judge, row, args.requests, args.seeds) for row in todo]
+        jobs = [pool.submit(judge, row, args.requests, args.precision) for row in todo]
         for job in concurrent.futures.as_completed(jobs):
             row = job.result()
             rows.append(row)

@@ -15,43 +15,47 @@ _VANISHING = 1e-4
 
 
 def bisect_rate(
-    evaluate: Callable[[Float[Array, "*c"]], Any],
+    evaluate: Callable[[Float[Array, "*c"], Leaf], Any],
     attainment: Callable[[Any], Float[Array, "*c"]],
     target: Leaf,
     upper: Float[Array, "*c"],
     *,
-    then: tuple[float, ...] = (),
+    then: tuple[tuple[float, float], ...] = (),
 ) -> tuple[Float[Array, "*c"], list[Any]]:
-    """Largest rate in ``[0, upper]`` that meets the target, and the evaluation at shares of it.
+    """Largest rate in ``[0, upper]`` that meets the target, and evaluations around it.
 
     All evaluations, those of the bisection and those wanted afterwards, run through one loop body,
     so that the model is compiled once.
 
     Args:
-      evaluate: the model at a rate, any pytree of arrays.
+      evaluate: the model at a rate and with the limits of the SLO scaled by a factor, any pytree of
+        arrays.
       attainment: picks the share of requests that meet the SLO out of it; it must fall with the
         rate.
       target: least share wanted.
       upper: rate above which nothing can be sustained, 1/s.
-      then: multiples of the rate found at which the evaluation is wanted. Where the rate found is
-        0, they are taken of a vanishing rate instead.
+      then: evaluations wanted afterwards, as factors on the rate found and on the limits. Where the
+        rate found is 0, a vanishing rate stands for it.
 
     Returns:
       the rate, 1/s, to a part in 2**24 of `upper`, 0 where even a vanishing rate misses the
       target; and one evaluation for each entry of `then`.
     """
     zero = jnp.zeros_like(upper)
-    kept = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, upper))]
+    kept = [
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, upper, 1.0))
+    ]
     kept = kept * len(then)
-    shares = jnp.array(then) if then else jnp.ones(1)
+    factors = jnp.array(then) if then else jnp.ones((1, 2))
 
     def body(i, carry):
         low, high, kept = carry
         found = jnp.where(low > 0.0, low, _VANISHING * upper)
         after = jnp.maximum(i - _STEPS, 0)
         searching = i < _STEPS
-        rate = jnp.where(searching, 0.5 * (low + high), found * shares[after])
-        result = evaluate(rate)
+        on_rate, on_limits = factors[after]
+        rate = jnp.where(searching, 0.5 * (low + high), found * on_rate)
+        result = evaluate(rate, jnp.where(searching, 1.0, on_limits))
         met = attainment(result) >= target
         kept = [
             jax.tree.map(lambda new, old, j=j: jnp.where(i == _STEPS + j, new, old), result, old)
@@ -89,7 +93,7 @@ def largest_meeting(
         return attainment(rate) - target
 
     def solve(f, _):
-        return bisect_rate(f, lambda x: x, 0.0, upper)[0]
+        return bisect_rate(lambda rate, _: f(rate), lambda x: x, 0.0, upper)[0]
 
     def tangent_solve(g, y):
         # g is linear and acts on each candidate by itself: divide by its slope, guarded

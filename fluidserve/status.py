@@ -53,7 +53,7 @@ class Doubt(enum.IntFlag):
     FEW_SLOTS = enum.auto()
     BUSY_LINK = enum.auto()
     PREFILL_MEMORY = enum.auto()
-    FLAT_CURVE = enum.auto()
+    LATENCY_LEVERAGE = enum.auto()
     TIGHT_TTFT = enum.auto()
     BATCHED_PREFILL = enum.auto()
 
@@ -65,7 +65,7 @@ DOUBT_TEXT = {
     Doubt.FEW_SLOTS: "a decode instance holds fewer than 10 requests",
     Doubt.BUSY_LINK: "the KV link is busier than 60%",
     Doubt.PREFILL_MEMORY: "KV waiting for decode may fill the prefill memory",
-    Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
+    Doubt.LATENCY_LEVERAGE: "goodput moves more than 4% when latencies are 1% off",
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
     Doubt.BATCHED_PREFILL: "prompts are short against the batch that prefill may form",
 }
@@ -85,7 +85,7 @@ def confidence_level(doubts: int) -> str:
     """``red``, ``amber`` or ``green``: the worst of the doubts raised.
 
     Example:
-      >>> confidence_level(Doubt.NONE), confidence_level(Doubt.FEW_SLOTS | Doubt.FLAT_CURVE)
+      >>> confidence_level(Doubt.NONE), confidence_level(Doubt.FEW_SLOTS | Doubt.LATENCY_LEVERAGE)
       ('green', 'red')
     """
     if doubts & RED:

@@ -8,11 +8,13 @@ from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import slots
 from fluidserve.status import Doubt
 
-NUDGE = 0.02
-"""How far below goodput the steepness of the attainment curve is taken."""
+NUDGE = 0.01
+"""How far the rate and the limits are moved to see which of them attainment depends on."""
 
 
-def doubts_of(plan: Plan, slo: Slo, metrics: Metrics, below: Metrics) -> Int[Array, "*c"]:
+def doubts_of(
+    plan: Plan, slo: Slo, metrics: Metrics, slower: Metrics, tighter: Metrics
+) -> Int[Array, "*c"]:
     """Bits of `Doubt` about a deployment at its goodput.
 
     The thresholds come from comparisons with the event simulator (docs/accuracy.md).
@@ -21,7 +23,8 @@ def doubts_of(plan: Plan, slo: Slo, metrics: Metrics, below: Metrics) -> Int[Arr
       plan: the deployment.
       slo: the promise.
       metrics: the deployment at its goodput.
-      below: the deployment at ``1 - NUDGE`` of it.
+      slower: the deployment at ``1 - NUDGE`` of it.
+      tighter: the deployment at its goodput, under limits of ``1 - NUDGE`` of the promise.
     """
     system, bins = plan.system, plan.bins
     share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
@@ -29,7 +32,9 @@ def doubts_of(plan: Plan, slo: Slo, metrics: Metrics, below: Metrics) -> Int[Arr
     never = jnp.sum(share * (alone > slo.ttft), axis=0)
     typical = plan.prefill.mean * plan.prefill.pp
     held = slots(system.decode, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
-    fall = (below.attainment - metrics.attainment) / (NUDGE * jnp.maximum(metrics.attainment, 0.1))
+    gained = jnp.maximum(slower.attainment - metrics.attainment, 1e-6)
+    lost = jnp.maximum(metrics.attainment - tighter.attainment, 0.0)
+    leverage = lost / gained
     raised = {
         Doubt.BURSTY_ARRIVALS: (plan.arrival_scv > 1.69) | (plan.arrival_scv < 0.3),
         Doubt.LENGTH_TAIL: never > 0.06,
@@ -37,7 +42,7 @@ def doubts_of(plan: Plan, slo: Slo, metrics: Metrics, below: Metrics) -> Int[Arr
         Doubt.FEW_SLOTS: held < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,
         Doubt.PREFILL_MEMORY: (metrics.overflow > 0.01) | (metrics.prefill_memory > 0.5),
-        Doubt.FLAT_CURVE: fall < 0.2,
+        Doubt.LATENCY_LEVERAGE: leverage > 4.0,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
     bits = jnp.zeros(jnp.shape(metrics.batch), jnp.int32)

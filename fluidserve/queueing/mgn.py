@@ -27,7 +27,7 @@ _SMALLEST_SCV = 0.01
 _NEWTON_STEPS = 3
 _NEAR_SATURATION = 0.03
 _STEEPEST = 40.0
-_FOLLOWED = 0.16
+_FOLLOWED = 0.06
 
 
 def erlang_c(
@@ -70,7 +70,7 @@ class WaitFit:
       mean: mean wait.
       rho: load of each server.
       constant: how far to follow M/D/1 over the first two services: 1 for one server and service
-        of one length, falling to 0 at a variability of 0.16 or with a second server.
+        of one length, falling to 0 at a variability of 0.06 or with a second server.
     """
 
     busy: Leaf

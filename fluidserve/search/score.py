@@ -4,6 +4,7 @@ The grid is scored in chunks of a fixed size inside one compiled loop, so that a
 size uses the same program and the memory stays small.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -138,19 +139,24 @@ def candidates(
 def score_plan(plan: Plan, slo: Slo, *, max_replicas: int) -> Scores:
     """Goodput of a batch of candidates, and what is known of them there."""
 
-    def at(rate):
-        return evaluate(plan, slo, rate, max_replicas=max_replicas)
+    def at(rate, on_limits):
+        limits = dataclasses.replace(slo, ttft=slo.ttft * on_limits, tpot=slo.tpot * on_limits)
+        return evaluate(plan, limits, rate, max_replicas=max_replicas)
 
     limits = largest_rate(plan)
     upper = functools.reduce(jnp.minimum, limits)
-    goodput, (metrics, below) = bisect_rate(
-        at, lambda m: m.attainment, slo.attainment, upper, then=(1.0, 1.0 - NUDGE)
+    goodput, (metrics, slower, tighter) = bisect_rate(
+        at,
+        lambda m: m.attainment,
+        slo.attainment,
+        upper,
+        then=((1.0, 1.0), (1.0 - NUDGE, 1.0), (1.0, 1.0 - NUDGE)),
     )
     return Scores(
         goodput=goodput,
         metrics=metrics,
         binding=binding_of(goodput, metrics, limits),
-        doubts=doubts_of(plan, slo, metrics, below),
+        doubts=doubts_of(plan, slo, metrics, slower, tighter),
     )
 
 

@@ -11,8 +11,10 @@ moments for any smooth step time:
 
 with a the decode steps asked of an instance per second and k the instances that a least-loaded
 dispatch lets act as one. A request sees the average of the step time over its own life, so the
-variance shrinks with its length over the relaxation time. Slots are limited by KV memory and by the
-batch cap; beyond them requests wait, with a geometric tail.
+variance shrinks with its length over the relaxation time. Slots are limited by KV memory and by
+the batch cap; beyond them requests wait. The wait is exponential, with the heavy-traffic rate of a
+queue whose jobs are as variable as reservation times decode steps; the chance of it is the mass of
+the batch, and of its varying KV, beyond the slots.
 
 Arrays have their bins on the first axis and candidates on the rest.
 
@@ -50,6 +52,10 @@ class DecodeLengths:
       context: mean context of an active request, tokens.
       context_var: its variance over the active requests.
       reserved: mean KV reservation of an active request, tokens.
+      reserved_var: variance of the reservation over the active requests, tokens**2.
+      hold_scv: squared coefficient of variation of reservation times decode steps, the share of
+        the KV memory that a request takes and for how long.
+      steps_scv: the same of the decode steps alone.
       residual: mean steps that an active request still has to go.
       leftover: tokens that the head of the line cannot use on average, ``E R**2 / (2 E R)``.
     """
@@ -60,6 +66,9 @@ class DecodeLengths:
     context: Leaf
     context_var: Leaf
     reserved: Leaf
+    reserved_var: Leaf
+    hold_scv: Leaf
+    steps_scv: Leaf
     residual: Leaf
     leftover: Leaf
 
@@ -83,17 +92,21 @@ def decode_lengths(bins: LengthBins, first_token: FirstToken) -> DecodeLengths:
     age2 = jnp.sum(w * (o * prompt2 + o2 * prompt + o3 / 3.0)) / mean
     age = jnp.sum(w * (o * prompt + 0.5 * o2)) / mean
     reserved = prompt + g + 1.0
-    held = jnp.sum(w * reserved)
-    held2 = jnp.sum(w * (prompt2 + 2.0 * prompt * (g + 1.0) + bins.gap_square + 2.0 * g + 1.0))
+    reserved2 = prompt2 + 2.0 * prompt * (g + 1.0) + bins.gap_square + 2.0 * g + 1.0
+    active = jnp.sum(w * (o * prompt + bins.gap_square + g * (1.0 + extra) + extra)) / mean
+    active2 = jnp.sum(w * o * reserved2) / mean
     return DecodeLengths(
         steps=o,
         gaps=g,
         mean_steps=mean,
         context=context,
         context_var=jnp.maximum(age2 - age**2, 0.0),
-        reserved=jnp.sum(w * (o * prompt + (bins.gap_square + g * (1.0 + extra) + extra))) / mean,
+        reserved=active,
+        reserved_var=jnp.maximum(active2 - active**2, 0.0),
+        hold_scv=jnp.maximum(jnp.sum(w * o2 * reserved2) / (mean * active) ** 2 - 1.0, 0.0),
+        steps_scv=jnp.maximum(jnp.sum(w * o2) / mean**2 - 1.0, 0.0),
         residual=jnp.sum(w * o2) / (2.0 * mean),
-        leftover=held2 / (2.0 * held),
+        leftover=jnp.sum(w * reserved2) / (2.0 * jnp.sum(w * reserved)),
     )
 
 
@@ -141,8 +154,12 @@ def slots(
     Limited by the batch cap and by the KV memory, less what the head of the line cannot use and
     what requests in transfer already hold.
     """
-    room = (instance.kv_capacity - lengths.leftover) / lengths.reserved
-    return jnp.maximum(jnp.minimum(max_batch, room) - in_transfer, 1.0)
+    return jnp.maximum(jnp.minimum(max_batch, slot_room(instance, lengths)) - in_transfer, 1.0)
+
+
+def slot_room(instance: Instance, lengths: DecodeLengths) -> Float[Array, "*c"]:
+    """Requests whose KV fits into the memory of an instance on average."""
+    return (instance.kv_capacity - lengths.leftover) / lengths.reserved
 
 
 def decode_state(
@@ -179,13 +196,17 @@ def decode_state(
     step = jnp.clip(batch / demand, step_one, step_full)
     step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
 
+    by_memory = slot_room(instance, lengths) < max_batch
+    fill_var = jnp.where(by_memory, batch * lengths.reserved_var / lengths.reserved**2, 0.0)
+    hold_scv = jnp.where(by_memory, lengths.hold_scv, lengths.steps_scv)
     below_full = jnp.clip(full, 0.0, _FULL)
-    deviation = jnp.sqrt(batch_var + 1e-9)
+    deviation = jnp.sqrt(batch_var + fill_var + 1e-9)
     distance = (room - 0.5 - batch) / deviation
     density = jnp.exp(-0.5 * distance**2) / (deviation * 2.5066283)
-    beyond = density / (1.0 - below_full) / replicas
+    variability = 0.5 * (arrival_scv + hold_scv)
+    beyond = density * variability / (1.0 - below_full) / replicas
     waits = beyond / (ndtr(distance) + beyond + 1e-12)
-    drain = replicas * room / (lengths.mean_steps * step_full) * (1.0 - below_full)
+    drain = replicas * room / (lengths.mean_steps * step_full) * (1.0 - below_full) / variability
     return DecodeState(
         batch=batch,
         slots=room,

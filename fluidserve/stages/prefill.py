@@ -22,7 +22,7 @@ from fluidserve.specs.lengths import LengthBins
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import prefill_time
 
-LEVELS = (0.0, 0.4, 0.7, 0.9, 1.0)
+LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 """Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
 
 _LOADS = 33
