@@ -1,7 +1,7 @@
 """Goodput by the formulas against the event simulator, over candidates drawn from full grids.
 
-``python benchmarks/accuracy.py --set judge`` runs what docs/accuracy.md reports; ``--set tune`` runs
-the other models, workloads and seeds on which constants and thresholds were chosen. Results are
+``python benchmarks/accuracy.py --set judge`` runs what docs/accuracy.md reports; ``--set tune`` the
+other models, workloads and seeds on which constants and thresholds were chosen. Results are
 appended to a JSON-lines file as they come, and candidates already there are not run again.
 """
 
@@ -64,7 +64,7 @@ FEWEST_SEEDS, MOST_SEEDS = 4, 48
 
 
 def workload_of(traffic: str):
-    """A named application, ``isl/osl/isl_cv/osl_cv``, or a trace's lengths with Poisson arrivals."""
+    """An application, ``isl/osl/isl_cv/osl_cv``, or a trace's lengths with Poisson arrivals."""
     if "/" in traffic:
         isl, osl, isl_cv, osl_cv = (float(x) for x in traffic.split("/"))
         return synthetic_workload(isl, osl, isl_cv=isl_cv, osl_cv=osl_cv)

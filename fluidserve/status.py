@@ -49,11 +49,11 @@ class Doubt(enum.IntFlag):
     NONE = 0
     BURSTY_ARRIVALS = enum.auto()
     LENGTH_TAIL = enum.auto()
-    DECODE_LANES = enum.auto()
     FEW_SLOTS = enum.auto()
     BUSY_LINK = enum.auto()
     PREFILL_MEMORY = enum.auto()
     LATENCY_LEVERAGE = enum.auto()
+    FLAT_CURVE = enum.auto()
     TIGHT_TTFT = enum.auto()
     BATCHED_PREFILL = enum.auto()
 
@@ -61,19 +61,18 @@ class Doubt(enum.IntFlag):
 DOUBT_TEXT = {
     Doubt.BURSTY_ARRIVALS: "arrivals are more irregular than the formulas hold for",
     Doubt.LENGTH_TAIL: "goodput is set by the few prompts that cannot meet TTFT at all",
-    Doubt.DECODE_LANES: "pipelined decode near its capacity, where lanes become unequal",
     Doubt.FEW_SLOTS: "a decode instance holds fewer than 10 requests",
     Doubt.BUSY_LINK: "the KV link is busier than 60%",
     Doubt.PREFILL_MEMORY: "KV waiting for decode may fill the prefill memory",
     Doubt.LATENCY_LEVERAGE: "goodput moves more than 4% when latencies are 1% off",
+    Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
-    Doubt.BATCHED_PREFILL: "prompts are short against the batch that prefill may form",
+    Doubt.BATCHED_PREFILL: "prefill may compute several prompts together, which the formulas leave out",
 }
 
 RED = (
     Doubt.BURSTY_ARRIVALS
     | Doubt.LENGTH_TAIL
-    | Doubt.DECODE_LANES
     | Doubt.FEW_SLOTS
     | Doubt.BUSY_LINK
     | Doubt.PREFILL_MEMORY

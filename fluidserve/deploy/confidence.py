@@ -38,11 +38,12 @@ def doubts_of(
     raised = {
         Doubt.BURSTY_ARRIVALS: (plan.arrival_scv > 1.69) | (plan.arrival_scv < 0.3),
         Doubt.LENGTH_TAIL: never > 0.06,
-        Doubt.DECODE_LANES: (system.decode.pp > 1.0) & (metrics.decode_load > 0.85),
         Doubt.FEW_SLOTS: held < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,
         Doubt.PREFILL_MEMORY: (metrics.overflow > 0.01) | (metrics.prefill_memory > 0.5),
         Doubt.LATENCY_LEVERAGE: leverage > 4.0,
+        Doubt.FLAT_CURVE: gained < 0.25 * NUDGE * metrics.attainment,
+        Doubt.BATCHED_PREFILL: system.prefill_batch > 1,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
     bits = jnp.zeros(jnp.shape(metrics.batch), jnp.int32)

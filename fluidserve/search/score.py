@@ -50,6 +50,7 @@ class Question:
       handover_overhead: fixed time of one transfer, s.
       max_batch: batch cap of a decode instance.
       first_token: where the first token leaves.
+      prefill_batch: most prompts that a prefill instance computes together.
     """
 
     bins: LengthBins
@@ -60,6 +61,7 @@ class Question:
     handover_overhead: Leaf
     max_batch: Leaf
     first_token: FirstToken = static()
+    prefill_batch: int = static(default=1)
 
 
 def question_of(problem: Problem) -> Question:
@@ -74,6 +76,7 @@ def question_of(problem: Problem) -> Question:
         handover_overhead=engine.profile.handover_overhead,
         max_batch=float(engine.max_batch),
         first_token=engine.first_token,
+        prefill_batch=engine.prefill_batch,
     )
 
 
@@ -125,6 +128,7 @@ def candidates(
         link_bandwidth=question.link_bandwidth,
         handover_overhead=question.handover_overhead,
         max_batch=question.max_batch,
+        prefill_batch=question.prefill_batch,
         first_token=question.first_token,
     )
     return Plan(
