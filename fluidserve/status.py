@@ -67,7 +67,7 @@ DOUBT_TEXT = {
     Doubt.LATENCY_LEVERAGE: "goodput moves more than 4% when latencies are 1% off",
     Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
-    Doubt.BATCHED_PREFILL: "prefill may compute several prompts together, which the formulas leave out",
+    Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
 }
 
 RED = (
