@@ -45,6 +45,16 @@ def mean_ttft_tp(rate: Number, service: Number, speedup: Number) -> Number:
     return service / speedup + md1_wait(rate, service / speedup)
 
 
+def capacity(service: Number, pp: Number = 1) -> Number:
+    """Largest stable rate, 1/s: one prompt leaves in every ``service / pp``.
+
+    Example:
+      >>> capacity(0.25)
+      4.0
+    """
+    return pp / service
+
+
 def crossover_rate(service: float, speedup: float, *, pp: int = 2) -> float:
     """Rate at which `pp` pipeline stages overtake tensor parallelism in mean TTFT, 1/s.
 
@@ -56,7 +66,7 @@ def crossover_rate(service: float, speedup: float, *, pp: int = 2) -> float:
     Returns:
       the rate; found by bisection between 0 and the capacity of tensor parallelism.
     """
-    low, high = 0.0, speedup / service
+    low, high = 0.0, capacity(service / speedup)
     for _ in range(200):
         middle = 0.5 * (low + high)
         ahead = mean_ttft_tp(middle, service, speedup) < mean_ttft_pp(middle, service, pp)
