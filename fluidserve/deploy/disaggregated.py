@@ -160,7 +160,7 @@ def _decoded_share(plan: Plan):
     return 1.0 - single
 
 
-def ttft_within(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Array, "q *c"]:
+def ttft_within(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "q *c"]:
     """Share of each prompt bin whose TTFT is at most `limit`."""
     prefill = state.prefill
     if plan.system.first_token == "prefill":
@@ -182,7 +182,7 @@ def first_step(decode: DecodeState) -> Float[Array, "*c"]:
     return decode.step * (1.0 + 0.5 * jnp.minimum(decode.batch, 1.0))
 
 
-def tpot_met(plan: Plan, state: State, limit: Float[Array, "*c"]) -> Float[Array, "m *c"]:
+def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "m *c"]:
     """Share of each output bin whose TPOT is at most `limit`."""
     return tpot_within(
         state.decode,

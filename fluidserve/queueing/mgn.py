@@ -96,7 +96,7 @@ def fit_wait(
     rho: Float[Array, "*c"],
     servers: Float[Array, "*c"],
     scv: Float[Array, "*c"],
-    arrival_scv: Float[Array, "*c"] | float = 1.0,
+    arrival_scv: Float[Array, "..."] | float = 1.0,
     *,
     max_servers: int = MAX_SERVERS,
 ) -> WaitFit:

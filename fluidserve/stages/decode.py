@@ -170,7 +170,7 @@ def decode_state(
     *,
     max_batch: Leaf,
     transfer: Float[Array, "*c"],
-    arrival_scv: Float[Array, "*c"] | float = 1.0,
+    arrival_scv: Float[Array, "..."] | float = 1.0,
 ) -> DecodeState:
     """The pool at an arrival rate.
 
@@ -260,7 +260,7 @@ def _largest_of(lanes):
 def tpot_within(
     state: DecodeState,
     lengths: DecodeLengths,
-    limit: Float[Array, "*c"],
+    limit: Float[Array, "..."] | float,
     *,
     handover: Float[Array, "*c"],
     first_token: FirstToken,

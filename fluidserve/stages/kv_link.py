@@ -33,7 +33,7 @@ class LinkState:
 
 def link_state(
     rate: Float[Array, "*c"],
-    seconds_per_token: Float[Array, "*c"] | float,
+    seconds_per_token: Float[Array, "..."] | float,
     prompt_mean: Leaf,
     prompt_square: Leaf,
     *,

@@ -120,7 +120,7 @@ class PrefillState:
         """Pass of a prompt through the stages behind the longest one ahead, s."""
         return stage + (self.shape.pp - 1.0) * jnp.maximum(stage, ahead)
 
-    def within(self, limit: Float[Array, "*c"]) -> Float[Array, "q *c"]:
+    def within(self, limit: Float[Array, "..."] | float) -> Float[Array, "q *c"]:
         """Share of each prompt bin whose prefill ends within `limit` seconds of its arrival.
 
         Zero where the pool is overloaded.
@@ -151,7 +151,7 @@ def prefill_state(
     replicas: Float[Array, "*c"],
     rate: Float[Array, "*c"],
     *,
-    arrival_scv: Float[Array, "*c"] | float = 1.0,
+    arrival_scv: Float[Array, "..."] | float = 1.0,
     max_replicas: int = MAX_SERVERS,
 ) -> PrefillState:
     """The pool at an arrival rate.
