@@ -160,7 +160,9 @@ def _decoded_share(plan: Plan):
     return 1.0 - single
 
 
-def ttft_within(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "q *c"]:
+def ttft_within(
+    plan: Plan, state: State, limit: Float[Array, "..."] | float
+) -> Float[Array, "q *c"]:
     """Share of each prompt bin whose TTFT is at most `limit`."""
     prefill = state.prefill
     if plan.system.first_token == "prefill":
