@@ -6,7 +6,7 @@ interrupted, 141 nobody reads the output any more.
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -15,8 +15,9 @@ from fluidserve.errors import InputError, NoFeasibleDeployment
 
 OK, WRONG_INPUT, NOTHING_FEASIBLE = 0, 2, 3
 
-# BadParameter, UsageError, ClickException: the last one is where typer's click keeps it
-_UsageError: type[Any] = typer.BadParameter.__mro__[2]
+# the base of every usage error: BadParameter, UsageError, ClickException. Which module holds it
+# depends on the version of typer.
+_ClickException = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 app = typer.Typer(
     help="Plan LLM serving on GPUs: which disaggregated deployment serves most, or which least "
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), WRONG_INPUT)
     except NoFeasibleDeployment as error:
         return _complain(_nothing(error), NOTHING_FEASIBLE)
-    except _UsageError as error:
+    except _ClickException as error:
         return _complain(error.format_message(), WRONG_INPUT)
     except KeyboardInterrupt:
         return 130

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from fluidserve.errors import InputError
 from fluidserve.results import finite_json
 
 SCHEMA_VERSION = 1
@@ -57,9 +56,3 @@ def _write(text: str) -> None:
     except UnicodeEncodeError:
         encoding = sys.stdout.encoding
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-
-
-def refuse_unless(condition: bool, message: str) -> None:
-    """Raises an `InputError` unless a condition holds."""
-    if not condition:
-        raise InputError(message)

@@ -1,6 +1,8 @@
 """``fluidserve plan``."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from fluidserve import runtime
@@ -14,7 +16,7 @@ from fluidserve.report.sentences import crosscheck_sentences, explain, question_
 from fluidserve.report.tables import crosscheck_table, plan_table
 from fluidserve.results import PlanResult
 from fluidserve.search.plan import plan
-from fluidserve.verify.crosscheck import crosscheck, with_check
+from fluidserve.verify.crosscheck import crosscheck, with_check, with_neighbours
 
 DEFAULT_VERIFY = 3
 _WORTH_TELLING = 2.0
@@ -36,13 +38,9 @@ def run(flags: dict[str, Any]) -> None:
     problem, notes = build_problem(inputs)
     for text in notes:
         note(text)
-    try:
-        progress(f"scoring deployments of up to {budget} GPUs ...")
+    progress(f"scoring deployments of up to {budget} GPUs ...")
+    with nothing_as_json(inputs, problem):
         result = plan(problem, budget=budget, rate=inputs.rate, top=inputs.top)
-    except NoFeasibleDeployment as error:
-        if inputs.as_json:
-            _print_nothing(inputs, problem, error)
-        raise
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = _verified(problem, result, inputs)
@@ -65,6 +63,25 @@ def profile_json(problem: Problem) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def nothing_as_json(inputs: Inputs, problem: Problem) -> Iterator[None]:
+    """Prints an answer without deployments, where JSON was asked for, when nothing is feasible."""
+    try:
+        yield
+    except NoFeasibleDeployment as error:
+        if inputs.as_json:
+            print_json(
+                {
+                    "inputs": resolved(inputs, problem),
+                    "profile": profile_json(problem),
+                    "deployments": [],
+                    "reasons": error.reasons,
+                    "nearest": error.nearest,
+                }
+            )
+        raise
+
+
 def _verified(problem: Problem, result: PlanResult, inputs: Inputs) -> PlanResult:
     """The result with its first deployments simulated."""
     verify = DEFAULT_VERIFY if inputs.verify is None else inputs.verify
@@ -76,7 +93,7 @@ def _verified(problem: Problem, result: PlanResult, inputs: Inputs) -> PlanResul
             rows[i] = with_check(rows[i], crosscheck(problem, rows[i]))
         except InputError as error:
             note(f"{rows[i].deployment.label} is not cross-checked: {error}")
-    return dataclasses.replace(result, deployments=rows)
+    return dataclasses.replace(result, deployments=with_neighbours(rows))
 
 
 def _print_answer(problem: Problem, result: PlanResult) -> None:
@@ -95,17 +112,5 @@ def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:
             "candidates": result.candidates,
             "seconds": result.seconds,
             "deployments": [row.to_json() for row in result.deployments],
-        }
-    )
-
-
-def _print_nothing(inputs: Inputs, problem: Problem, error: NoFeasibleDeployment) -> None:
-    print_json(
-        {
-            "inputs": resolved(inputs, problem),
-            "profile": profile_json(problem),
-            "deployments": [],
-            "reasons": error.reasons,
-            "nearest": error.nearest,
         }
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from fluidserve import runtime
 from fluidserve.cli.output import note, print_answer, print_json, progress
-from fluidserve.cli.plan import profile_json
+from fluidserve.cli.plan import nothing_as_json, profile_json
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.eventsim import Summary, Utilisation, simulate, summarise
 from fluidserve.io.export import check_writable, write_csv
@@ -25,7 +25,7 @@ from fluidserve.results import DeploymentResult
 from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
 from fluidserve.specs.deployment import Disaggregated, parse_label
-from fluidserve.verify.crosscheck import crosscheck, with_check
+from fluidserve.verify.crosscheck import crosscheck, stretch, with_check
 
 
 def run(flags: dict[str, Any]) -> None:
@@ -46,12 +46,13 @@ def run(flags: dict[str, Any]) -> None:
     deployment = parse_label(inputs.deployment, gpu=problem.gpu.name)
     for text in notes:
         note(text)
-    check_deployment(problem, deployment, inputs)
-    row = analyse(problem, deployment, inputs.rate)
+    with nothing_as_json(inputs, problem):
+        check_deployment(problem, deployment, inputs)
+        row = analyse(problem, deployment, inputs.rate)
     progress(f"simulating {deployment.label} with {inputs.requests:,} requests ...")
     records = simulate(
         problem.system(deployment),
-        problem.workload,
+        stretch(problem.workload, inputs.requests),
         row.rate,
         requests=inputs.requests,
         seed=inputs.seed,
@@ -73,14 +74,9 @@ def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs
     """Refuses a deployment that cannot be built.
 
     Raises:
-      InputError: more GPUs than the budget, or tp or pp that do not divide the model or the node.
+      InputError: tp or pp that do not divide the model or the node, or more GPUs than the budget.
       NoFeasibleDeployment: the model or a request does not fit into the memory.
     """
-    budget = inputs.gpus or inputs.max_gpus
-    if budget is not None and deployment.gpus > budget:
-        raise InputError(
-            f"--deployment {deployment.label} takes {deployment.gpus} GPUs; the budget is {budget}"
-        )
     for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode)):
         instance = problem.instance(pool.tp, pool.pp)
         reason = misfit(problem, instance, tp=pool.tp, pp=pool.pp)
@@ -90,6 +86,11 @@ def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs
             raise NoFeasibleDeployment(
                 f"{problem.model.name} on the {role} instance of {deployment.label}: {reason}"
             )
+    budget = inputs.gpus or inputs.max_gpus
+    if budget is not None and deployment.gpus > budget:
+        raise InputError(
+            f"--deployment {deployment.label} takes {deployment.gpus} GPUs; the budget is {budget}"
+        )
 
 
 def _print_answer(

@@ -16,12 +16,13 @@ def check_writable(path: str) -> None:
     """Refuses a file that could not be written, before anything is computed.
 
     Raises:
-      InputError: no such directory, a directory of that name, or no permission.
+      InputError: no such directory, not a regular file, or no permission.
     """
-    folder = Path(path).parent
+    target = Path(os.path.realpath(path))  # a link must not be replaced by the file
+    folder = target.parent
     if not folder.is_dir():
         raise InputError(f"--csv {path}: there is no directory {folder}")
-    if Path(path).exists() and not Path(path).is_file():
+    if target.exists() and not target.is_file():
         raise InputError(f"--csv {path}: is not a regular file; give another name")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--csv {path}: the directory {folder} cannot be written to")
@@ -37,7 +38,7 @@ def write_csv(path: str, rows: Sequence[DeploymentResult]) -> None:
       InputError: the file cannot be written.
     """
     table = [flat_row(row) for row in rows]
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:

@@ -21,6 +21,7 @@ from fluidserve.specs.workload import Workload
 from fluidserve.timing.profile import load_profile
 
 _LARGEST_FILE = 2**20
+_BUSY_SPELLS = 2.0
 
 
 def load_inputs(flags: Mapping[str, Any], config: str | None = None) -> Inputs:
@@ -148,6 +149,13 @@ def _workload(inputs: Inputs) -> tuple[Workload, list[str]]:
         trace = read_trace(inputs.trace)
         workload = trace_workload(trace)
         notes = [f"{trace.name}: {note}" for note in trace.notes]
+        spells = trace.burstiness(60.0)
+        if spells > _BUSY_SPELLS and inputs.arrival_cv is None:
+            notes.append(
+                f"{trace.name}: arrivals come in busy spells (counts per minute vary "
+                f"{spells:.0f} times as much as Poisson traffic's); the formulas only know the "
+                "times between arrivals and may promise too much, the simulator replays them"
+            )
         rate = float(workload.rate)
         if inputs.rate is None and math.isfinite(rate):
             notes.append(

@@ -206,14 +206,14 @@ def parse_inputs(values: Mapping[str, Any], labels: Mapping[str, str] | None = N
     try:
         return Inputs.model_validate(dict(values), context=labels)
     except ValidationError as error:
-        raise InputError(_one_line(error, labels)) from None
+        raise InputError(_one_line(error, values, labels)) from None
 
 
 def _label(labels: Mapping[str, str] | None, field: str) -> str:
     return (labels or {}).get(field, flag(field))
 
 
-def _one_line(error: ValidationError, labels: Mapping[str, str]) -> str:
+def _one_line(error: ValidationError, values: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """What, where, and what would be right, of the first thing that is wrong."""
     details = error.errors(include_url=False)
     missing = [flag(str(d["loc"][0])) for d in details if d["type"] == "missing"]
@@ -228,17 +228,17 @@ def _one_line(error: ValidationError, labels: Mapping[str, str]) -> str:
     where = _label(labels, field)
     if detail["type"] == "extra_forbidden":
         return f"{where} is not an input; {_closest(field)}"
-    shown = str(detail["input"]) if isinstance(detail["input"], str) else repr(detail["input"])
+    shown = repr(values.get(field, detail["input"]))
     say: Callable[[dict[str, Any]], str] | None = _SENTENCES.get(detail["type"])
     problem = cause if cause is not None else say(detail.get("ctx", {})) if say else detail["msg"]
     return f"{where}: {shown} {problem}"
 
 
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than": lambda c: f"must be above {c['gt']}",
-    "greater_than_equal": lambda c: f"must be at least {c['ge']}",
-    "less_than": lambda c: f"must be below {c['lt']}",
-    "less_than_equal": lambda c: f"must be at most {c['le']}",
+    "greater_than": lambda c: f"must be above {c['gt']:g}",
+    "greater_than_equal": lambda c: f"must be at least {c['ge']:g}",
+    "less_than": lambda c: f"must be below {c['lt']:g}",
+    "less_than_equal": lambda c: f"must be at most {c['le']:,}",
     "literal_error": lambda c: f"must be {c['expected'].replace(chr(39), '')}",
     "string_type": lambda _: "must be text",
     "bool_type": lambda _: "must be true or false",

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from fluidserve.units import format_bandwidth
 
 
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
 def three_digits(value: float) -> str:
     """A number with three significant digits, the precision of the formulas.
 
     Example:
-      >>> three_digits(8.2), three_digits(12345.6), three_digits(0.05214), three_digits(0.0)
-      ('8.20', '12,300', '0.0521', '0')
+      >>> three_digits(9.997), three_digits(12345.6), three_digits(0.05214), three_digits(0.0)
+      ('10.0', '12,300', '0.0521', '0')
     """
     if not math.isfinite(value):
         return "∞" if value > 0 else "-"
     if value == 0:
         return "0"
+    value = float(f"{value:.3g}")
     digits = 2 - math.floor(math.log10(abs(value)))
-    rounded = round(value, digits)
-    return f"{rounded:,.{max(digits, 0)}f}"
+    return f"{value:,.{max(digits, 0)}f}"
 
 
 def percent(share: float) -> str:
@@ -51,7 +54,7 @@ def large(value: float) -> str:
       >>> large(12853473280.0), large(640)
       ('12.9G', '640')
     """
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for scale, prefix in _PREFIXES:
         if abs(value) >= scale:
             return f"{value / scale:.3g}{prefix}"
     return f"{value:g}"

@@ -159,7 +159,8 @@ def pairs_table(values: dict[str, Any]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in values.items():
-        table.add_row(name.replace("_", " "), str(value))
+        text = f"{value:,.6g}" if isinstance(value, float) else str(value)
+        table.add_row(name.replace("_", " "), text)
     return table
 
 
