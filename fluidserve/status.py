@@ -74,7 +74,6 @@ RED = (
     Doubt.BURSTY_ARRIVALS
     | Doubt.LENGTH_TAIL
     | Doubt.FEW_SLOTS
-    | Doubt.BUSY_LINK
     | Doubt.PREFILL_MEMORY
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""

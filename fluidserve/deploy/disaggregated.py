@@ -10,6 +10,7 @@ link. When decode is full, prompts pile up in prefill memory; once that overflow
 Arrays have their bins on the first axis and candidates on the rest.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -167,13 +168,23 @@ def ttft_within(
     prefill = state.prefill
     if plan.system.first_token == "prefill":
         return prefill.within(limit) * (1.0 - state.overflow)
-    decode = state.decode
-    later = state.handover + first_step(decode)
-    typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit + later
-    slack = jnp.maximum(limit - typical, 0.0)
-    in_time = 1.0 - decode.waits * jnp.exp(-decode.drain * slack)
-    in_time = jnp.where(decode.full < 1.0, in_time, 0.0)
-    return prefill.within(limit - later) * in_time * (1.0 - state.overflow)
+    decode, system = state.decode, plan.system
+    per_token = system.kv_bytes_per_token / system.link_bandwidth
+    edges = [
+        jnp.reshape(e, (-1, *([1] * decode.step.ndim)))
+        for e in (plan.bins.in_low, plan.bins.in_high)
+    ]
+    transfer = (edges[0] * per_token, edges[1] * per_token)
+    later = system.handover_overhead + first_step(decode)
+    waits, shares = state.link.wait_atoms()
+    by_wait = jax.vmap(lambda wait: prefill.within(limit - later - wait, transfer))(waits)
+    in_time = jnp.sum(shares[:, None] * by_wait, axis=0)
+
+    typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit
+    slack = jnp.maximum(limit - typical - state.handover - first_step(decode), 0.0)
+    has_slot = 1.0 - decode.waits * jnp.exp(-decode.drain * slack)
+    has_slot = jnp.where((decode.full < 1.0) & (state.link.load < 1.0), has_slot, 0.0)
+    return in_time * has_slot * (1.0 - state.overflow)
 
 
 def first_step(decode: DecodeState) -> Float[Array, "*c"]:

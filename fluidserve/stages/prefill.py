@@ -120,27 +120,37 @@ class PrefillState:
         """Pass of a prompt through the stages behind the longest one ahead, s."""
         return stage + (self.shape.pp - 1.0) * jnp.maximum(stage, ahead)
 
-    def within(self, limit: Float[Array, "..."] | float) -> Float[Array, "q *c"]:
-        """Share of each prompt bin whose prefill ends within `limit` seconds of its arrival.
+    def within(
+        self,
+        limit: Float[Array, "..."] | float,
+        after: tuple[Float[Array, "q *c"], Float[Array, "q *c"]] | None = None,
+    ) -> Float[Array, "q *c"]:
+        """Share of each prompt bin that is done within `limit` seconds of its arrival.
 
         Zero where the pool is overloaded.
+
+        Args:
+          limit: from arrival to the end of prefill, or of what follows it, s.
+          after: what follows prefill and grows with the prompt, at the lower and at the upper edge
+            of each bin, s; nothing by default.
         """
         weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * (self.shape.low.ndim))))
-        part, _ = self._in_time(limit, self.after_idle)
+        part, _ = self._in_time(limit, after, self.after_idle)
         at_once = jnp.sum(weight * part, axis=0)
-        part, slack = self._in_time(limit, self.after_wait)
+        part, slack = self._in_time(limit, after, self.after_wait)
         late = self.wait.tail(slack / (self.unit * self.stretch[:, None])) / self.wait.busy
         after_wait = jnp.sum(weight * part * (1.0 - late), axis=0)
         total = at_once + self.wait.busy * (after_wait - at_once)
         return jnp.where(self.load < 1.0, total, 0.0)
 
-    def _in_time(self, limit, ahead):
+    def _in_time(self, limit, after, ahead):
         """Share of each bin short enough for the limit, and what its middle leaves for waiting.
 
         Atoms on the first axis, bins on the second.
         """
-        at_low = limit - self.sojourn(self.shape.low, ahead[:, None])
-        at_high = limit - self.sojourn(self.shape.high, ahead[:, None])
+        after_low, after_high = after or (0.0, 0.0)
+        at_low = limit - self.sojourn(self.shape.low, ahead[:, None]) - after_low
+        at_high = limit - self.sojourn(self.shape.high, ahead[:, None]) - after_high
         width = jnp.maximum(at_low - at_high, 1e-9)
         part = jnp.clip(at_low / width, 0.0, 1.0)
         return part, at_low - 0.5 * part * width
