@@ -14,6 +14,7 @@ from fluidserve.cli import options
 from fluidserve.errors import InputError, NoFeasibleDeployment
 
 OK, WRONG_INPUT, NOTHING_FEASIBLE = 0, 2, 3
+_LONGEST_MESSAGE = 1200
 
 # the base of every usage error: BadParameter, UsageError, ClickException. Which module holds it
 # depends on the version of typer.
@@ -129,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, code: int) -> int:
+    if len(message) > _LONGEST_MESSAGE:  # someone gave a novel for a name
+        message = f"{message[:_LONGEST_MESSAGE]} ..."
     print(f"error: {message}", file=sys.stderr)
     return code
 

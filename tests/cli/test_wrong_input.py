@@ -61,6 +61,10 @@ def test_flags(refused, changes, message):
     assert message in refused("plan", **changes)
 
 
+def test_long_values_are_cut(refused):
+    assert len(refused("plan", model="x" * 10_000)) < 1500
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
