@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from fluidserve.units import format_bandwidth
 
-
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
