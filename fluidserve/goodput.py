@@ -89,8 +89,11 @@ def largest_meeting(
       Gradients are finite everywhere, 0 where goodput is 0 or at `upper`.
     """
 
+    vanishing = lax.stop_gradient(_VANISHING * upper)
+
     def excess(rate):
-        return attainment(rate) - target
+        # at a rate of 0 nothing is defined; there a constant stands for it, so that the slope is 0
+        return attainment(jnp.where(rate > 0.0, rate, vanishing)) - target
 
     def solve(f, _):
         return bisect_rate(lambda rate, _: f(rate), lambda x: x, 0.0, upper)[0]

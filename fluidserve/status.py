@@ -70,12 +70,7 @@ DOUBT_TEXT = {
     Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
 }
 
-RED = (
-    Doubt.BURSTY_ARRIVALS
-    | Doubt.LENGTH_TAIL
-    | Doubt.FEW_SLOTS
-    | Doubt.PREFILL_MEMORY
-)
+RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.FEW_SLOTS | Doubt.PREFILL_MEMORY
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 
 

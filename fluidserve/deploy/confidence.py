@@ -36,7 +36,7 @@ def doubts_of(
     lost = jnp.maximum(metrics.attainment - tighter.attainment, 0.0)
     leverage = lost / gained
     raised = {
-        Doubt.BURSTY_ARRIVALS: (plan.arrival_scv > 1.69) | (plan.arrival_scv < 0.3),
+        Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
         Doubt.LENGTH_TAIL: never > 0.06,
         Doubt.FEW_SLOTS: held < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,

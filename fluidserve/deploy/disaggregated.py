@@ -44,6 +44,7 @@ class Plan:
       lengths: moments of the requests in decode.
       bins: the length distribution.
       arrival_scv: squared coefficient of variation between arrivals.
+      dispersion: variance over mean of the arrivals per minute; only raises doubts.
     """
 
     system: System
@@ -51,6 +52,7 @@ class Plan:
     lengths: DecodeLengths
     bins: LengthBins
     arrival_scv: Leaf
+    dispersion: Leaf = 1.0
 
 
 def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:

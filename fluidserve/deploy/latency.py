@@ -69,23 +69,27 @@ def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     held_up = passing(prefill.after_idle) - alone
     held_up = held_up + prefill.wait.busy * (passing(prefill.after_wait) - alone - held_up)
     mean = shape.mean * shape.pp + held_up + prefill.wait.mean * prefill.unit
-    ok = prefill.load < 1.0
     if plan.system.first_token == "decode":
-        decode = state.decode
-        mean = mean + state.handover + first_step(decode) + _slot_wait(state)
-        ok = ok & (decode.full < 1.0) & (state.link.load < 1.0)
-    return jnp.where(ok, mean, jnp.inf)
+        mean = mean + state.handover + first_step(state.decode) + _slot_wait(state)
+    # an overloaded decode pool or link fills the prefill memory in the end
+    carried = (prefill.load < 1.0) & (state.decode.full < 1.0) & (state.link.load < 1.0)
+    return jnp.where(carried, mean, jnp.inf)
 
 
 def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Array, "*c"]:
-    """Mean TPOT over output bins weighted by `share`, s; ``inf`` where decode is overloaded."""
+    """Mean TPOT over output bins weighted by `share`, s.
+
+    ``inf`` where decode or the link is overloaded, or where `share` is empty because every request
+    has a single output token.
+    """
     decode = state.decode
     mean = decode.step
     if plan.system.first_token == "prefill":
         before = state.handover + 0.5 * decode.step + _slot_wait(state)
         per_gap = jnp.sum(share / jnp.maximum(plan.lengths.gaps, 1.0))
         mean = mean + before * per_gap
-    return jnp.where((decode.full < 1.0) & (state.link.load < 1.0), mean, jnp.inf)
+    defined = (decode.full < 1.0) & (state.link.load < 1.0) & (jnp.sum(share) > 0.5)
+    return jnp.where(defined, mean, jnp.inf)
 
 
 def _slot_wait(state: State) -> Float[Array, "*c"]:

@@ -171,6 +171,6 @@ def _workload(inputs: Inputs) -> tuple[Workload, list[str]]:
     if inputs.arrival_cv is not None:
         # a pattern that was asked for replaces the recorded one
         workload = dataclasses.replace(
-            workload, arrival_scv=inputs.arrival_cv**2, arrivals=np.empty(0)
+            workload, arrival_scv=inputs.arrival_cv**2, dispersion=1.0, arrivals=np.empty(0)
         )
     return workload, notes

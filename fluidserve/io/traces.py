@@ -212,17 +212,18 @@ def trace_workload(trace: Trace, name: str | None = None) -> Workload:
 
     Returns:
       observed pairs of lengths, rate, arrivals and their variability. Without usable arrival times
-      the rate is ``nan``, arrivals are empty and `arrival_scv` is 1. Of more than `MOST_PAIRS`
-      requests, that many pairs are taken, evenly spaced in order of arrival.
+      the rate is ``nan``, arrivals are empty, `arrival_scv` and `dispersion` are 1. Of more than
+      `MOST_PAIRS` requests, that many pairs are taken, evenly spaced in order of arrival.
     """
     pick = slice(None)
     if len(trace) > MOST_PAIRS:
         pick = np.arange(MOST_PAIRS) * len(trace) // MOST_PAIRS
-    scv = trace.arrival_scv
+    scv, dispersion = trace.arrival_scv, trace.burstiness(60.0)
     return Workload(
         name=trace.name if name is None else name,
         lengths=JointLengths(n_in=trace.n_in[pick], n_out=trace.n_out[pick]),
         arrival_scv=1.0 if np.isnan(scv) else scv,
+        dispersion=1.0 if np.isnan(dispersion) else dispersion,
         rate=trace.rate,
         arrivals=np.empty(0) if trace.arrival is None or trace.duration == 0 else trace.arrival,
     )

@@ -106,7 +106,8 @@ def fit_wait(
       rho: load of each server; must lie in (0, 1).
       servers: servers behind the shared line.
       scv: squared coefficient of variation of the service time.
-      arrival_scv: the same of the times between arrivals, taken as gamma; 1 is Poisson.
+      arrival_scv: the same of the times between arrivals, taken as gamma and at least 0.01; 1 is
+        Poisson.
       max_servers: length of the Erlang recursion.
 
     Returns:
@@ -114,6 +115,7 @@ def fit_wait(
       for one server and a gamma service time.
     """
     c = jnp.clip(scv, _SMALLEST_SCV, 4.0)
+    arrival_scv = jnp.maximum(arrival_scv, _SMALLEST_SCV)
     both = jnp.stack([jnp.broadcast_to(arrival_scv, rho.shape), jnp.ones_like(rho)])
     decay, poisson = _decay_rate(rho, c, both)
     m = jnp.minimum(c, 1.0)

@@ -45,6 +45,7 @@ class Question:
       bins: the lengths.
       slo: the promise.
       arrival_scv: squared coefficient of variation between arrivals.
+      dispersion: variance over mean of the arrivals per minute.
       kv_bytes_per_token: bytes to hand over per prompt token.
       link_bandwidth: of the link between the pools, B/s; may be ``inf``.
       handover_overhead: fixed time of one transfer, s.
@@ -56,6 +57,7 @@ class Question:
     bins: LengthBins
     slo: Slo
     arrival_scv: Leaf
+    dispersion: Leaf
     kv_bytes_per_token: Leaf
     link_bandwidth: Leaf
     handover_overhead: Leaf
@@ -71,6 +73,7 @@ def question_of(problem: Problem) -> Question:
         bins=problem.bins,
         slo=problem.slo,
         arrival_scv=problem.workload.arrival_scv,
+        dispersion=problem.workload.dispersion,
         kv_bytes_per_token=problem.model.kv_bytes_per_token,
         link_bandwidth=engine.link_bandwidth,
         handover_overhead=engine.profile.handover_overhead,
@@ -137,6 +140,7 @@ def candidates(
         lengths=lengths,
         bins=question.bins,
         arrival_scv=question.arrival_scv,
+        dispersion=question.dispersion,
     )
 
 

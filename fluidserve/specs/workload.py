@@ -119,6 +119,8 @@ class Workload:
       name: application or file.
       lengths: `IndependentLengths` or `JointLengths`.
       arrival_scv: squared coefficient of variation of the times between arrivals; 1 is Poisson.
+      dispersion: variance over mean of the arrivals per minute; 1 is Poisson. Above `arrival_scv`
+        when busy spells last longer than a few arrivals, as the rate of a day does.
       rate: mean arrival rate of a trace, 1/s; ``nan`` when the workload brings none.
       arrivals: arrival times of a trace, s from its start; empty when it brings none.
     """
@@ -126,6 +128,7 @@ class Workload:
     name: str = static()
     lengths: IndependentLengths | JointLengths
     arrival_scv: Leaf = 1.0
+    dispersion: Leaf = 1.0
     rate: Leaf = np.nan
     arrivals: Leaf = dataclasses.field(default_factory=lambda: np.empty(0))
 

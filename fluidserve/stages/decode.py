@@ -193,7 +193,7 @@ def decode_state(
     step_full = step_time(instance, room, lengths.context) + unequal
     full = demand * step_full / room
     step_one = step_time(instance, jnp.ones_like(batch), lengths.context)
-    step = jnp.clip(batch / demand, step_one, step_full)
+    step = jnp.clip(batch / jnp.where(demand > 0.0, demand, 1.0), step_one, step_full)
     step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
 
     by_memory = slot_room(instance, lengths) < max_batch
