@@ -1,7 +1,8 @@
-"""The examples in docstrings and in README.md do what they say."""
+"""The examples in docstrings and in documents run and do what they say."""
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,21 @@ def test_examples_of_a_module(name):
     found = doctest.testmod(importlib.import_module(name), verbose=False)
     assert found.attempted > 0
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/profiles.md"])
+def test_examples_of_a_document(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {})
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_every_page_with_python_is_run():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    with_python = [str(p.relative_to(ROOT)) for p in pages if "```python" in p.read_text()]
+    assert sorted(with_python) == ["README.md", "docs/guides/profiles.md"]
 
 
 def test_a_wrong_example_is_noticed():

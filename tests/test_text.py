@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fluidserve.cli import options
+from fluidserve.status import DOUBT_TEXT, RED, Binding
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # spelled with brackets, so that this file passes its own test
@@ -50,6 +53,23 @@ def test_links_between_documents_lead_somewhere():
                 if inside and not (page.parent / target).exists():
                     broken.append(f"{name}: {target}")
     assert broken == []
+
+
+def test_definitions_list_every_label_and_reason():
+    lines = (ROOT / "docs" / "reference" / "definitions.md").read_text().splitlines()
+    for binding in Binding:
+        assert any(line.startswith(f"| `{binding.label}` |") for line in lines), binding
+    for doubt, sentence in DOUBT_TEXT.items():
+        level = "red" if doubt in RED else "amber"
+        assert any(line.startswith(f"| {sentence} | {level} |") for line in lines), sentence
+
+
+def test_the_reference_lists_every_flag():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    groups = ("QUESTION", "TRAFFIC", "PROMISE", "ENGINE", "SIMULATION", "ANSWER")
+    names = [name for group in groups for name in getattr(options, group)]
+    absent = [n for n in names if not re.search(rf"`--{n.replace('_', '-')}[ `]", page)]
+    assert absent == []
 
 
 @pytest.mark.parametrize("text", ["see #%", "Issue %", "in *work/x", "py*pi.org"])
