@@ -10,7 +10,6 @@ link. When decode is full, prompts pile up in prefill memory; once that overflow
 Arrays have their bins on the first axis and candidates on the rest.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -29,7 +28,13 @@ from fluidserve.stages.decode import (
     tpot_within,
 )
 from fluidserve.stages.kv_link import LinkState, link_state
-from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
+from fluidserve.stages.prefill import (
+    Delay,
+    PrefillShape,
+    PrefillState,
+    prefill_shape,
+    prefill_state,
+)
 from fluidserve.status import Binding
 from fluidserve.timing.instance import System
 
@@ -152,8 +157,9 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         - rate * (plan.prefill.mean * system.prefill.pp + handover),
         0.0,
     )
-    ratio = jnp.clip(decode.full, 1e-6, 1.0 - 1e-3)
-    overflow = decode.waits * jnp.exp(waiting_room * jnp.log(ratio))
+    # by Little's law a wait of w stands for rate * w requests ahead
+    time_to_fill = waiting_room / jnp.where(rate > 0.0, rate, 1.0)
+    overflow = decode.waits * jnp.exp(-decode.drain * time_to_fill)
     return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
 
 
@@ -172,15 +178,11 @@ def ttft_within(
         return prefill.within(limit) * (1.0 - state.overflow)
     decode, system = state.decode, plan.system
     per_token = system.kv_bytes_per_token / system.link_bandwidth
-    edges = [
-        jnp.reshape(e, (-1, *([1] * decode.step.ndim)))
-        for e in (plan.bins.in_low, plan.bins.in_high)
-    ]
-    transfer = (edges[0] * per_token, edges[1] * per_token)
+    bins = (plan.bins.in_low, plan.bins.in_high)
+    low, high = (jnp.reshape(e, (-1, *([1] * decode.step.ndim))) * per_token for e in bins)
+    waits, drain = state.link.exponential()
     later = system.handover_overhead + first_step(decode)
-    waits, shares = state.link.wait_atoms()
-    by_wait = jax.vmap(lambda wait: prefill.within(limit - later - wait, transfer))(waits)
-    in_time = jnp.sum(shares[:, None] * by_wait, axis=0)
+    in_time = prefill.within(limit - later, Delay(low=low, high=high, waits=waits, drain=drain))
 
     typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit
     slack = jnp.maximum(limit - typical - state.handover - first_step(decode), 0.0)

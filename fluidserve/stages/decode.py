@@ -190,9 +190,10 @@ def decode_state(
     burst = 0.5 * (1.0 + arrival_scv)
     batch_var = burst * batch / ((1.0 - tilt) * replicas)
     batch_var = batch_var + jnp.where(replicas > 1.0, 0.25, 0.0)
-    step_full = step_time(instance, room, lengths.context) + unequal
+    ends = jnp.stack([jnp.ones_like(room), room])
+    step_one, step_full = step_time(instance, ends, lengths.context)
+    step_full = step_full + unequal
     full = demand * step_full / room
-    step_one = step_time(instance, jnp.ones_like(batch), lengths.context)
     step = jnp.clip(batch / jnp.where(demand > 0.0, demand, 1.0), step_one, step_full)
     step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
 
@@ -237,8 +238,8 @@ def _settle(instance, lengths, demand, shift, room):
             return decode_time(instance.times, batch, context)
 
         where = (lane, lane * lengths.context)
-        time, per_request = jax.jvp(stage, where, (one, one * lengths.context))
-        per_token = jax.jvp(stage, where, (0.0 * one, one))[1]
+        time, growth = jax.linearize(stage, *where)
+        per_request, per_token = growth(one, one * lengths.context), growth(0.0 * one, one)
         spread = per_request**2 + per_token**2 * lane * lengths.context_var
         return time * instance.pp, per_request, per_token, excess * jnp.sqrt(spread)
 
