@@ -21,7 +21,7 @@ def root_rate(
     target: Leaf,
     upper: Float[Array, "*c"],
     *,
-    then: tuple[tuple[float, float], ...] = (),
+    then: tuple[tuple[Callable[[Any], Any], float], ...] = (),
 ) -> tuple[Float[Array, "*c"], list[Any]]:
     """Largest rate in ``[0, upper]`` that meets the target, and evaluations around it.
 
@@ -36,18 +36,18 @@ def root_rate(
         rate.
       target: least share wanted.
       upper: rate above which nothing can be sustained, 1/s.
-      then: evaluations wanted afterwards, as factors on the rate found and on the limits. Where the
-        rate found is 0, a vanishing rate stands for it.
+      then: evaluations wanted afterwards: the rate as a function of the rate found, and a factor on
+        the limits. Where the rate found is 0, a vanishing rate stands for it.
 
     Returns:
       the rate, 1/s, to 1e-5 of `upper` where attainment is smooth and 1e-3 where it jumps; 0
       where even a ten-thousandth of `upper` misses the target; and one evaluation for each entry of
       `then`.
     """
-    blank = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, upper, 1.0)
-    )
-    factors = jnp.array(then) if then else jnp.ones((1, 2))
+    evaluate = jax.jit(evaluate)  # traced once for the shapes and for the loop
+    shapes = jax.eval_shape(evaluate, upper, jnp.ones((), upper.dtype))
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    on_limits = jnp.array([factor for _, factor in then] or [1.0], upper.dtype)
     searches = 1 + _BISECTIONS + _SECANTS
     lowest = _VANISHING * upper
 
@@ -57,12 +57,13 @@ def root_rate(
     def body(i, carry):
         low, high, over, under, kept = carry
         found = jnp.where(over > 0.0, secant(low, high, over, under), lowest)
-        on_rate, on_limits = factors[jnp.maximum(i - searches, 0)]
+        wanted = jnp.stack([rate_of(found) for rate_of, _ in then] or [found])
+        extra = jnp.maximum(i - searches, 0)
         middle = jnp.where(i <= _BISECTIONS, 0.5 * (low + high), secant(low, high, over, under))
         probe = jnp.where(i == 0, lowest, middle)
         searching = i < searches
-        rate = jnp.where(searching, probe, found * on_rate)
-        result = evaluate(rate, jnp.where(searching, 1.0, on_limits))
+        rate = jnp.where(searching, probe, wanted[extra])
+        result = evaluate(rate, jnp.where(searching, 1.0, on_limits[extra]))
         excess = attainment(result) - target
         met = excess >= 0.0
         # the end that stays loses half its weight, so that the other end moves too
@@ -105,7 +106,6 @@ def largest_meeting(
       the rate, 1/s; 0 where even a vanishing rate misses the target.
       Gradients are finite everywhere, 0 where goodput is 0 or at `upper`.
     """
-
     vanishing = lax.stop_gradient(_VANISHING * upper)
 
     def excess(rate):
