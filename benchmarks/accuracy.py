@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fluidserve.eventsim.goodput import goodput
+from fluidserve.eventsim import attainment, goodput, simulate
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.io.traces import read_trace, trace_workload
 from fluidserve.problem import Problem, engine_for
@@ -60,7 +60,7 @@ TUNE = [
 ]
 
 
-FEWEST_SEEDS, MOST_SEEDS = 4, 48
+FEWEST_SEEDS, MOST_SEEDS = 6, 80
 
 
 def workload_of(traffic: str):
@@ -109,28 +109,43 @@ def draw(case: Case, seed: int) -> list[dict]:
 
 
 def judge(row: dict, requests: int, precision: float) -> dict:
-    """Adds the event simulator's goodput, from as many runs as its standard error asks for."""
+    """Adds the event simulator's goodput, from as many runs as its standard error asks for.
+
+    A rough root comes first. Around it attainment is taken as a straight line in the rate: its
+    slope from a few runs on both sides, its height from independent runs in the middle.
+    """
     case = Case(**row["case"])
     problem = problem_of(case)
     system = problem.system(parse_label(row["label"], gpu=case.gpu))
-    found, guess, error = [], row["analysis"], np.inf
-    for seed in range(MOST_SEEDS):
-        estimate = goodput(
-            system,
-            problem.workload,
-            problem.slo,
-            guess=guess,
-            requests=requests,
-            seeds=[seed],
-            tolerance=0.01,
-        )
-        found.append(estimate.value)
-        guess = float(np.mean(found))
-        if len(found) >= FEWEST_SEEDS:
-            error = float(np.std(found, ddof=1) / np.sqrt(len(found)))
-            if error <= precision * guess:
+    target, runs = float(problem.slo.attainment), 0
+
+    def share(rate: float, seed: int) -> float:
+        records = simulate(system, problem.workload, rate, requests=requests, seed=seed)
+        return attainment(records.window(), problem.slo)
+
+    root = goodput(
+        system,
+        problem.workload,
+        problem.slo,
+        guess=row["analysis"],
+        requests=requests,
+        seeds=[0],
+        tolerance=0.02,
+    ).value
+    for _ in range(4):
+        centre, heights, error = root, [], np.inf
+        pairs = [(share(centre * 0.98, s), share(centre * 1.02, s)) for s in range(4)]
+        slope = max(float(np.mean([low - high for low, high in pairs])) / 0.04, 1e-3)
+        for seed in range(MOST_SEEDS):
+            heights.append(share(centre, seed))
+            error = float(np.std(heights, ddof=1) / len(heights) ** 0.5 / slope) if seed else error
+            if seed + 1 >= FEWEST_SEEDS and error <= precision:
                 break
-    return row | {"simulated": guess, "se": error, "runs": len(found)}
+        root = centre * (1.0 + (float(np.mean(heights)) - target) / slope)
+        runs += 8 + len(heights)
+        if abs(root / centre - 1.0) <= 0.02:
+            break
+    return row | {"simulated": root, "se": error * root, "runs": runs}
 
 
 def table(rows: list[dict]) -> str:

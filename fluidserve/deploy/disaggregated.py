@@ -217,7 +217,11 @@ def evaluate(
 
     Attainment is 0 where a pool or the link cannot carry the rate.
     """
-    state = at_rate(plan, rate, max_replicas=max_replicas)
+    return metrics_of(plan, slo, rate, at_rate(plan, rate, max_replicas=max_replicas))
+
+
+def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> Metrics:
+    """Attainment and utilisation out of the stages at `rate`, 1/s."""
     ttft = ttft_within(plan, state, slo.ttft)
     tpot = tpot_met(plan, state, slo.tpot)
     carried = (state.link.load < 1.0) & (state.prefill.load < 1.0) & (state.decode.full < 1.0)

@@ -15,7 +15,8 @@ from fluidserve.stages.prefill import LEVELS
 
 QUANTILES = (0.5, 0.9, 0.99)
 _SHORTEST, _LONGEST = 1e-6, 1e6
-_STEPS = 48
+STEPS = 48
+"""Bisections that pin a quantile down to float32."""
 
 
 @pytree
@@ -35,40 +36,45 @@ class Latencies:
     tpot: Leaf
 
 
-def latencies(plan: Plan, state: State) -> Latencies:
-    """Means and quantiles at the rate of `state`."""
+def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
+    """Means and quantiles at the rate of `state`.
+
+    Args:
+      plan: the deployment.
+      state: its stages at a rate.
+      steps: bisections of each quantile; with 0 the quantiles mean nothing and cost nothing.
+    """
     bins = plan.bins
     several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
     several = several / jnp.maximum(jnp.sum(several), 1e-9)
 
-    def ttft_share(t):
-        return jnp.tensordot(bins.in_share, ttft_within(plan, state, t), axes=1)
+    def shares(times):
+        ttft = jnp.tensordot(bins.in_share, ttft_within(plan, state, times[0]), axes=1)
+        return jnp.stack([ttft, jnp.tensordot(several, tpot_met(plan, state, times[1]), axes=1)])
 
-    def tpot_share(t):
-        return jnp.tensordot(several, tpot_met(plan, state, t), axes=1)
-
+    ttft, tpot = jnp.swapaxes(_quantiles(shares, jnp.stack([state.handover] * 2), steps), 0, 1)
     return Latencies(
         ttft_mean=ttft_mean(plan, state),
-        ttft=_quantiles(ttft_share, state.handover),
+        ttft=ttft,
         tpot_mean=tpot_mean(plan, state, several),
-        tpot=_quantiles(tpot_share, state.handover),
+        tpot=tpot,
     )
 
 
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
-    prefill, shape, share = state.prefill, plan.prefill, plan.bins.in_share
+    prefill, share = state.prefill, plan.bins.in_share
     weight = jnp.diff(jnp.array(LEVELS))
-    middle = 0.5 * (shape.low + shape.high)
+    middle = 0.5 * (prefill.low + prefill.high)
 
     def passing(ahead):
         by_atom = jnp.tensordot(share, prefill.sojourn(middle[:, None], ahead), axes=1)
         return jnp.tensordot(weight, by_atom, axes=1)
 
-    alone = jnp.tensordot(share, middle, axes=1) * shape.pp
+    alone = jnp.tensordot(share, middle, axes=1) * prefill.pp
     held_up = passing(prefill.after_idle) - alone
     held_up = held_up + prefill.wait.busy * (passing(prefill.after_wait) - alone - held_up)
-    mean = shape.mean * shape.pp + held_up + prefill.wait.mean * prefill.unit
+    mean = prefill.mean * prefill.pp + held_up + prefill.wait.mean * prefill.unit
     if plan.system.first_token == "decode":
         mean = mean + state.handover + first_step(state.decode) + _slot_wait(state)
     # an overloaded decode pool or link fills the prefill memory in the end
@@ -96,8 +102,8 @@ def _slot_wait(state: State) -> Float[Array, "*c"]:
     return state.decode.waits / jnp.maximum(state.decode.drain, 1e-9)
 
 
-def _quantiles(share, like: Float[Array, "*c"]) -> Float[Array, "p *c"]:
-    """Times at which an increasing share reaches `QUANTILES`, by bisection in the logarithm."""
+def _quantiles(share, like: Float[Array, "*c"], steps: Leaf) -> Float[Array, "p *c"]:
+    """Times at which increasing shares reach `QUANTILES`, by bisection in the logarithm."""
 
     def solve(level):
         def halve(_, bracket):
@@ -107,7 +113,7 @@ def _quantiles(share, like: Float[Array, "*c"]) -> Float[Array, "p *c"]:
             return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
 
         ends = jnp.full_like(like, jnp.log(_SHORTEST)), jnp.full_like(like, jnp.log(_LONGEST))
-        _, high = lax.fori_loop(0, _STEPS, halve, ends)
+        _, high = lax.fori_loop(0, steps, halve, ends)
         return jnp.where(high > jnp.log(0.99 * _LONGEST), jnp.inf, jnp.exp(high))
 
     return jax.vmap(solve)(jnp.array(QUANTILES))

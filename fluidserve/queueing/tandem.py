@@ -105,12 +105,14 @@ def ahead(
     )
 
 
-def at_level(
-    level: float, cdf: Float[Array, "e *c"], values: Float[Array, "e *c"]
-) -> Float[Array, "*c"]:
-    """Value at which an increasing `cdf` reaches `level`, linear between edges.
+def at_levels(
+    levels: tuple[float, ...], cdf: Float[Array, "e *c"], values: Float[Array, "e *c"]
+) -> Float[Array, "l *c"]:
+    """Values at which an increasing `cdf` reaches each of `levels`, linear between edges.
 
-    The first value where the first edge already lies above the level, the last where none does.
+    The first value where the first edge already lies above a level, the last where none does.
     """
-    part = (level - cdf[:-1]) / jnp.maximum(cdf[1:] - cdf[:-1], 1e-9)
-    return values[0] + jnp.sum(jnp.clip(part, 0.0, 1.0) * (values[1:] - values[:-1]), axis=0)
+    wanted = jnp.reshape(jnp.array(levels), (-1, *([1] * cdf.ndim)))
+    part = (wanted - cdf[:-1]) / jnp.maximum(cdf[1:] - cdf[:-1], 1e-9)
+    steps = jnp.clip(part, 0.0, 1.0) * (values[1:] - values[:-1])
+    return values[0] + jnp.sum(steps, axis=1)

@@ -9,9 +9,8 @@ import numpy as np
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, PlanResult
-from fluidserve.search.describe import Descriptions, describe_rows
 from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
-from fluidserve.search.score import Scores, question_of, score_grid
+from fluidserve.search.score import Scores, describe_rows, question_of, score_grid
 from fluidserve.specs.deployment import Disaggregated
 from fluidserve.status import Binding, confidence_level, doubt_sentences
 from fluidserve.units import format_time
@@ -115,13 +114,13 @@ def _ties(first: DeploymentResult, other: DeploymentResult, rate: float | None) 
 def _result(
     grid: Grid,
     scores: Scores,
-    described: Descriptions,
+    described: Scores,
     row: int,
     position: int,
     rate: float,
 ) -> DeploymentResult:
     """Collects the numbers of one candidate."""
-    metrics, found = described.metrics, described.latencies
+    metrics, found = described.asked, described.latencies
 
     def latency(mean: np.ndarray, quantiles: np.ndarray) -> Latency:
         p50, p90, p99 = (float(q[position]) for q in quantiles)

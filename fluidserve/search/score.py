@@ -1,7 +1,8 @@
 """The jitted entry of the search: goodput, metrics, limits and doubts of a whole grid in one call.
 
 The grid is scored in chunks of a fixed size inside one compiled loop, so that a question of any
-size uses the same program and the memory stays small.
+size uses the same program and the memory stays small. The same program describes a handful of
+candidates in full (`describe_rows`): latencies cost a search of their own, which scoring leaves out.
 """
 
 import dataclasses
@@ -19,11 +20,13 @@ from fluidserve.deploy.confidence import NUDGE, doubts_of
 from fluidserve.deploy.disaggregated import (
     Metrics,
     Plan,
+    at_rate,
     binding_of,
-    evaluate,
     largest_rate,
+    metrics_of,
 )
-from fluidserve.goodput import bisect_rate
+from fluidserve.deploy.latency import STEPS, Latencies, latencies
+from fluidserve.goodput import root_rate
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid
 from fluidserve.specs.lengths import LengthBins
@@ -33,8 +36,8 @@ from fluidserve.stages.prefill import PrefillShape, prefill_shape
 from fluidserve.timing.instance import Instance, System
 from fluidserve.timing.profile import FirstToken
 
-CHUNK = 2048
-_SMALLEST_ROOM = 2 * CHUNK
+CHUNK = 512
+_SMALLEST_ROOM = 8 * CHUNK
 
 
 @pytree
@@ -85,29 +88,42 @@ def question_of(problem: Problem) -> Question:
 
 @pytree
 class Scores:
-    """What is known of each candidate; arrays of the grid's length.
+    """What is known of each candidate; arrays whose last axis is the grid's.
 
     Attributes:
       goodput: largest rate at which the SLO is met, 1/s; 0 when none.
       metrics: the deployment at that rate, or at a vanishing rate when goodput is 0.
       binding: a `Binding`.
       doubts: bits of `Doubt`.
+      asked: the deployment at the rate asked for, or else at its goodput.
+      latencies: TTFT and TPOT at that rate; meaningful only from `describe_rows`.
     """
 
     goodput: Leaf
     metrics: Metrics
     binding: Leaf
     doubts: Leaf
+    asked: Metrics
+    latencies: Latencies
 
 
 @pytree
 class Picks:
-    """Which candidate is what: indices into the shapes, and instance counts."""
+    """Which candidate is what.
+
+    Attributes:
+      prefill: index of the prefill shape.
+      decode: index of the decode shape.
+      n_prefill: prefill instances.
+      n_decode: decode instances.
+      rate: rate to evaluate the candidate at, 1/s; 0 for its goodput.
+    """
 
     prefill: Leaf
     decode: Leaf
     n_prefill: Leaf
     n_decode: Leaf
+    rate: Leaf
 
 
 def candidates(
@@ -144,59 +160,77 @@ def candidates(
     )
 
 
-def score_plan(plan: Plan, slo: Slo, *, max_replicas: int) -> Scores:
-    """Goodput of a batch of candidates, and what is known of them there."""
+def score_plan(
+    plan: Plan, slo: Slo, rate: jax.Array, quantile_steps: Leaf, *, max_replicas: int
+) -> Scores:
+    """Goodput of a batch of candidates, and what is known of them there and at `rate`."""
 
     def at(rate, on_limits):
         limits = dataclasses.replace(slo, ttft=slo.ttft * on_limits, tpot=slo.tpot * on_limits)
-        return evaluate(plan, limits, rate, max_replicas=max_replicas)
+        state = at_rate(plan, rate, max_replicas=max_replicas)
+        return metrics_of(plan, limits, rate, state), state
 
     limits = largest_rate(plan)
     upper = functools.reduce(jnp.minimum, limits)
-    goodput, (metrics, slower, tighter) = bisect_rate(
+    goodput, ((metrics, _), (slower, _), (tighter, _), (asked, state)) = root_rate(
         at,
-        lambda m: m.attainment,
+        lambda result: result[0].attainment,
         slo.attainment,
         upper,
-        then=((1.0, 1.0), (1.0 - NUDGE, 1.0), (1.0, 1.0 - NUDGE)),
+        then=(
+            (lambda found: found, 1.0),
+            (lambda found: (1.0 - NUDGE) * found, 1.0),
+            (lambda found: found, 1.0 - NUDGE),
+            (lambda found: jnp.where(rate > 0.0, rate, found), 1.0),
+        ),
     )
     return Scores(
         goodput=goodput,
         metrics=metrics,
         binding=binding_of(goodput, metrics, limits),
         doubts=doubts_of(plan, slo, metrics, slower, tighter),
+        asked=asked,
+        latencies=latencies(plan, state, quantile_steps),
     )
 
 
 @functools.partial(jax.jit, static_argnames=("max_replicas",))
 def score(
-    question: Question, shapes: Instance, picks: Picks, count: Leaf, *, max_replicas: int
+    question: Question,
+    shapes: Instance,
+    picks: Picks,
+    count: Leaf,
+    quantile_steps: Leaf,
+    *,
+    max_replicas: int,
 ) -> Scores:
     """Scores the first `count` candidates; the rest of the arrays is room.
 
     Args:
       question: what the candidates share.
       shapes: instance shapes, arrays of `MAX_SHAPES`.
-      picks: index arrays, a multiple of `CHUNK` long.
+      picks: arrays of a multiple of `CHUNK`.
       count: candidates.
+      quantile_steps: bisections of each latency quantile; 0 leaves them out.
       max_replicas: largest instance count the compiled program holds.
     """
     prefill = prefill_shape(shapes, question.bins)
     lengths = decode_lengths(question.bins, question.first_token)
 
+    @jax.jit  # traced once for the shapes and for the loop
     def one_chunk(start):
         here = jax.tree.map(lambda x: lax.dynamic_slice(x, (start,), (CHUNK,)), picks)
         plan = candidates(question, shapes, prefill, lengths, here)
-        return score_plan(plan, question.slo, max_replicas=max_replicas)
+        return score_plan(plan, question.slo, here.rate, quantile_steps, max_replicas=max_replicas)
 
     room = picks.prefill.shape
-    shape_of_chunk = jax.eval_shape(one_chunk, 0)
-    empty = jax.tree.map(lambda x: jnp.zeros(room, x.dtype), shape_of_chunk)
+    parts = jax.eval_shape(one_chunk, jnp.zeros((), jnp.int32))
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape[:-1] + room, x.dtype), parts)
 
     def body(i, scores):
-        start = i * CHUNK
+        start = jnp.asarray(i * CHUNK, jnp.int32)
         return jax.tree.map(
-            lambda all_, part: lax.dynamic_update_slice(all_, part, (start,)),
+            lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, axis=-1),
             scores,
             one_chunk(start),
         )
@@ -205,28 +239,41 @@ def score(
 
 
 def score_grid(grid: Grid, question: Question) -> Scores:
-    """Scores a grid in one call and returns NumPy arrays of its length.
+    """Scores a grid in one call; NumPy arrays of its length."""
+    everything = np.arange(len(grid))
+    return _call(grid, question, everything, np.zeros(len(grid)), quantile_steps=0)
 
-    The arrays are padded to a power of four chunks and the counts rounded up to a power of two, so
+
+def describe_rows(grid: Grid, question: Question, rows: np.ndarray, rates: np.ndarray) -> Scores:
+    """Scores the candidates `rows` of a grid, with their latencies at `rates`, 1/s."""
+    return _call(grid, question, rows, rates, quantile_steps=STEPS)
+
+
+def _call(
+    grid: Grid, question: Question, rows: np.ndarray, rates: np.ndarray, *, quantile_steps: int
+) -> Scores:
+    """Runs the compiled program on some rows.
+
+    Arrays are padded to the room of the whole grid, four times the smallest as often as needed, so
     that few programs are ever compiled.
     """
-    count = len(grid)
-    room = _SMALLEST_ROOM
-    while room < count:
+    room, count = _SMALLEST_ROOM, len(rows)
+    while room < len(grid):
         room *= 4
 
     def padded(values: np.ndarray, dtype: type) -> np.ndarray:
         return np.concatenate([values, np.repeat(values[-1:], room - count)]).astype(dtype)
 
     picks = Picks(
-        prefill=padded(grid.prefill, np.int32),
-        decode=padded(grid.decode, np.int32),
-        n_prefill=padded(grid.n_prefill, float),
-        n_decode=padded(grid.n_decode, float),
+        prefill=padded(grid.prefill[rows], np.int32),
+        decode=padded(grid.decode[rows], np.int32),
+        n_prefill=padded(grid.n_prefill[rows], float),
+        n_decode=padded(grid.n_decode[rows], float),
+        rate=padded(rates, float),
     )
     arrays = as_arrays((question, grid.stacked(), picks))
-    scores = score(*arrays, count, max_replicas=replica_bound(grid))
-    return jax.tree.map(lambda x: np.asarray(x)[:count], scores)
+    found = score(*arrays, count, quantile_steps, max_replicas=replica_bound(grid))
+    return jax.tree.map(lambda x: np.asarray(x)[..., :count], found)
 
 
 def replica_bound(grid: Grid) -> int:

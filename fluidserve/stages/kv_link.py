@@ -14,9 +14,6 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 
 _FULL = 1.0 - 1e-3
-_SLICES = (0.6, 0.3, 0.1)
-_SLICE_MEANS = (0.3891, 1.4543, 3.3026)
-"""Slices of a unit exponential from the short to the long end, and the mean in each."""
 
 
 @pytree
@@ -33,17 +30,12 @@ class LinkState:
     wait: Leaf
     transfer: Leaf
 
-    def wait_atoms(self) -> tuple[Float[Array, "a *c"], Float[Array, "a *c"]]:
-        """The wait as a few values, s, and their probabilities, values first.
-
-        None with the chance that the link is free; otherwise slices of an exponential that keep
-        the mean, as in heavy traffic.
-        """
-        busy = jnp.clip(self.load, 1e-6, _FULL)
-        given_busy = self.wait / busy
-        values = [0.0 * busy] + [mean * given_busy for mean in _SLICE_MEANS]
-        shares = [1.0 - busy] + [slice_ * busy for slice_ in _SLICES]
-        return jnp.stack(values), jnp.stack(shares)
+    def exponential(self) -> tuple[Float[Array, "*c"], Float[Array, "*c"]]:
+        """The wait as a chance and the rate of an exponential, 1/s, as in heavy traffic."""
+        busy = jnp.clip(self.load, 0.0, _FULL)
+        waited = self.wait > 0.0
+        rate = jnp.where(waited, busy / jnp.where(waited, self.wait, 1.0), 1.0)
+        return jnp.where(waited, busy, 0.0), rate
 
 
 def link_state(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
-from fluidserve.queueing.tandem import Ahead, ahead, at_level
+from fluidserve.queueing.tandem import Ahead, ahead, at_levels
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import prefill_time
@@ -95,6 +95,23 @@ def prefill_shape(instance: Instance, bins: LengthBins) -> PrefillShape:
 
 
 @pytree
+class Delay:
+    """What follows prefill before a request counts as done.
+
+    Attributes:
+      low: part that grows with the prompt, at the lower edge of each bin, s, (q, *c).
+      high: the same at the upper edge.
+      waits: chance of a wait besides, which is exponential, (*c).
+      drain: rate of that wait, 1/s, (*c).
+    """
+
+    low: Leaf
+    high: Leaf
+    waits: Leaf
+    drain: Leaf
+
+
+@pytree
 class PrefillState:
     """A prefill pool at one arrival rate.
 
@@ -105,7 +122,10 @@ class PrefillState:
       after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
       after_wait: the same for one that waits, s, (j, *c).
       stretch: mean wait in each of these atoms over the mean of all waits, (j, *c).
-      shape: the instance.
+      low: stage time at the lower edge of each prompt bin, s, (q, *c).
+      high: the same at the upper edge.
+      mean: mean stage time, s, (*c).
+      pp: stages, (*c).
     """
 
     load: Leaf
@@ -114,16 +134,19 @@ class PrefillState:
     after_idle: Leaf
     after_wait: Leaf
     stretch: Leaf
-    shape: PrefillShape
+    low: Leaf
+    high: Leaf
+    mean: Leaf
+    pp: Leaf
 
     def sojourn(self, stage: Float[Array, "..."], ahead: Float[Array, "..."]):
         """Pass of a prompt through the stages behind the longest one ahead, s."""
-        return stage + (self.shape.pp - 1.0) * jnp.maximum(stage, ahead)
+        return stage + (self.pp - 1.0) * jnp.maximum(stage, ahead)
 
     def within(
         self,
         limit: Float[Array, "..."] | float,
-        after: tuple[Float[Array, "q *c"], Float[Array, "q *c"]] | None = None,
+        delay: Delay | None = None,
     ) -> Float[Array, "q *c"]:
         """Share of each prompt bin that is done within `limit` seconds of its arrival.
 
@@ -131,29 +154,46 @@ class PrefillState:
 
         Args:
           limit: from arrival to the end of prefill, or of what follows it, s.
-          after: what follows prefill and grows with the prompt, at the lower and at the upper edge
-            of each bin, s; nothing by default.
+          delay: what follows prefill, independent of the wait for it; nothing by default.
         """
-        weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * (self.shape.low.ndim))))
-        part, _ = self._in_time(limit, after, self.after_idle)
-        at_once = jnp.sum(weight * part, axis=0)
-        part, slack = self._in_time(limit, after, self.after_wait)
-        late = self.wait.tail(slack / (self.unit * self.stretch[:, None])) / self.wait.busy
+        weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * (self.low.ndim))))
+        part, slack = self._in_time(limit, delay, self.after_idle)
+        late = delay.waits * jnp.exp(-delay.drain * slack) if delay else 0.0
+        at_once = jnp.sum(weight * part * (1.0 - late), axis=0)
+        part, slack = self._in_time(limit, delay, self.after_wait)
+        late = self._late(slack, delay)
         after_wait = jnp.sum(weight * part * (1.0 - late), axis=0)
         total = at_once + self.wait.busy * (after_wait - at_once)
         return jnp.where(self.load < 1.0, total, 0.0)
 
-    def _in_time(self, limit, after, ahead):
+    def _late(self, slack, delay: Delay | None):
+        """Chance that a wait for prefill, and the one after it, take longer than `slack`."""
+        unit = self.unit * self.stretch[:, None]
+        late = self.wait.tail(slack / unit) / self.wait.busy
+        if delay is None:
+            return late
+        # the sum of two waits: each exponential of the first convolved with that of the second
+        after = jnp.exp(-delay.drain * slack)
+        both = after
+        weight = self.wait.weight / self.wait.busy
+        for share, decay in ((weight, self.wait.decay), (1.0 - weight, self.wait.steep)):
+            rate = decay / unit
+            gap = delay.drain - rate
+            gap = jnp.where(jnp.abs(gap) < 1e-3 * rate, 1e-3 * rate, gap)
+            both = both + share * delay.drain / gap * (jnp.exp(-rate * slack) - after)
+        return late + delay.waits * (both - late)
+
+    def _in_time(self, limit, delay, ahead):
         """Share of each bin short enough for the limit, and what its middle leaves for waiting.
 
         Atoms on the first axis, bins on the second.
         """
-        after_low, after_high = after or (0.0, 0.0)
-        at_low = limit - self.sojourn(self.shape.low, ahead[:, None]) - after_low
-        at_high = limit - self.sojourn(self.shape.high, ahead[:, None]) - after_high
+        low, high = (delay.low, delay.high) if delay else (0.0, 0.0)
+        at_low = limit - self.sojourn(self.low, ahead[:, None]) - low
+        at_high = limit - self.sojourn(self.high, ahead[:, None]) - high
         width = jnp.maximum(at_low - at_high, 1e-9)
         part = jnp.clip(at_low / width, 0.0, 1.0)
-        return part, at_low - 0.5 * part * width
+        return part, jnp.maximum(at_low - 0.5 * part * width, 0.0)
 
 
 def prefill_state(
@@ -181,18 +221,21 @@ def prefill_state(
     starts = rho * (1.0 - wait.busy) / (1.0 - rho)
     faded = jnp.exp(-starts * (shape.pp - 1.0) * run.reach)
     cdf, waits = run.cdf * faded, run.wait * faded
-    middles = [0.5 * (a + b) for a, b in itertools.pairwise(LEVELS)]
-    mean_wait = jnp.stack([at_level(level, cdf, waits) for level in LEVELS])
+    middles = tuple(0.5 * (a + b) for a, b in itertools.pairwise(LEVELS))
+    mean_wait = at_levels(LEVELS, cdf, waits)
     weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * jnp.ndim(rho))))
     relative = jnp.diff(mean_wait, axis=0) / (weight * run.wait[-1])
     return PrefillState(
         load=load,
         wait=wait,
         unit=shape.mean / replicas,
-        after_idle=jnp.stack([at_level(level, faded, shape.edges) for level in middles]),
-        after_wait=jnp.stack([at_level(level, cdf, shape.edges) for level in middles]),
+        after_idle=at_levels(middles, faded, shape.edges),
+        after_wait=at_levels(middles, cdf, shape.edges),
         stretch=jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05),
-        shape=shape,
+        low=shape.low,
+        high=shape.high,
+        mean=shape.mean,
+        pp=shape.pp,
     )
 
 
