@@ -1,7 +1,7 @@
 """Goodput: the largest arrival rate at which the target share of the requests meets the SLO."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,21 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from fluidserve._typing import Leaf
+
+
+class Then(NamedTuple):
+    """An evaluation wanted once the root is found.
+
+    Attributes:
+      rate: the rate to evaluate at, as a function of the rate found.
+      on_limits: factor on the limits of the SLO.
+      keep: what of the evaluation is wanted.
+    """
+
+    rate: Callable[[Any], Any]
+    on_limits: float
+    keep: Callable[[Any], Any]
+
 
 _BISECTIONS = 7
 _SECANTS = 8
@@ -21,7 +36,7 @@ def root_rate(
     target: Leaf,
     upper: Float[Array, "*c"],
     *,
-    then: tuple[tuple[Callable[[Any], Any], float], ...] = (),
+    then: tuple[Then, ...] = (),
 ) -> tuple[Float[Array, "*c"], list[Any]]:
     """Largest rate in ``[0, upper]`` that meets the target, and evaluations around it.
 
@@ -36,8 +51,7 @@ def root_rate(
         rate.
       target: least share wanted.
       upper: rate above which nothing can be sustained, 1/s.
-      then: evaluations wanted afterwards: the rate as a function of the rate found, and a factor on
-        the limits. Where the rate found is 0, a vanishing rate stands for it.
+      then: evaluations wanted afterwards; a vanishing rate stands for a rate found to be 0.
 
     Returns:
       the rate, 1/s, to 1e-5 of `upper` where attainment is smooth and 1e-3 where it jumps; 0
@@ -46,8 +60,8 @@ def root_rate(
     """
     evaluate = jax.jit(evaluate)  # traced once for the shapes and for the loop
     shapes = jax.eval_shape(evaluate, upper, jnp.ones((), upper.dtype))
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    on_limits = jnp.array([factor for _, factor in then] or [1.0], upper.dtype)
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), [t.keep(shapes) for t in then])
+    on_limits = jnp.array([t.on_limits for t in then] or [1.0], upper.dtype)
     searches = 1 + _BISECTIONS + _SECANTS
     lowest = _VANISHING * upper
 
@@ -57,7 +71,7 @@ def root_rate(
     def body(i, carry):
         low, high, over, under, kept = carry
         found = jnp.where(over > 0.0, secant(low, high, over, under), lowest)
-        wanted = jnp.stack([rate_of(found) for rate_of, _ in then] or [found])
+        wanted = jnp.stack([t.rate(found) for t in then] or [found])
         extra = jnp.maximum(i - searches, 0)
         middle = jnp.where(i <= _BISECTIONS, 0.5 * (low + high), secant(low, high, over, under))
         probe = jnp.where(i == 0, lowest, middle)
@@ -71,8 +85,8 @@ def root_rate(
         up, down = searching & met, searching & ~met
         first_miss = down & (i == 0)  # nothing meets the target: keep `over` at zero
         kept = [
-            jax.tree.map(lambda new, old, j=j: jnp.where(i == searches + j, new, old), result, old)
-            for j, old in enumerate(kept)
+            jax.tree.map(lambda new, old, j=j: jnp.where(i == searches + j, new, old), new, old)
+            for j, (new, old) in enumerate(zip((t.keep(result) for t in then), kept, strict=True))
         ]
         return (
             jnp.where(up, rate, low),
@@ -82,7 +96,7 @@ def root_rate(
             kept,
         )
 
-    start = (0.0 * upper, upper, 0.0 * upper, 0.0 * upper - 1.0, [blank] * len(then))
+    start = (0.0 * upper, upper, 0.0 * upper, 0.0 * upper - 1.0, blank)
     low, high, over, under, kept = lax.fori_loop(0, searches + len(then), body, start)
     return jnp.where(over > 0.0, secant(low, high, over, under), 0.0), kept
 

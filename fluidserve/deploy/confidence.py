@@ -13,7 +13,7 @@ NUDGE = 0.01
 
 
 def doubts_of(
-    plan: Plan, slo: Slo, metrics: Metrics, slower: Metrics, tighter: Metrics
+    plan: Plan, slo: Slo, metrics: Metrics, slower: Array, tighter: Array
 ) -> Int[Array, "*c"]:
     """Bits of `Doubt` about a deployment at its goodput.
 
@@ -23,8 +23,8 @@ def doubts_of(
       plan: the deployment.
       slo: the promise.
       metrics: the deployment at its goodput.
-      slower: the deployment at ``1 - NUDGE`` of it.
-      tighter: the deployment at its goodput, under limits of ``1 - NUDGE`` of the promise.
+      slower: attainment at ``1 - NUDGE`` of that rate.
+      tighter: attainment at that rate under limits of ``1 - NUDGE`` of the promise.
     """
     system, bins = plan.system, plan.bins
     share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
@@ -32,8 +32,8 @@ def doubts_of(
     never = jnp.sum(share * (alone > slo.ttft), axis=0)
     typical = plan.prefill.mean * plan.prefill.pp
     held = slots(system.decode, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
-    gained = jnp.maximum(slower.attainment - metrics.attainment, 1e-6)
-    lost = jnp.maximum(metrics.attainment - tighter.attainment, 0.0)
+    gained = jnp.maximum(slower - metrics.attainment, 1e-6)
+    lost = jnp.maximum(metrics.attainment - tighter, 0.0)
     leverage = lost / gained
     raised = {
         Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,

@@ -2,7 +2,7 @@
 
 The grid is scored in chunks of a fixed size inside one compiled loop, so that a question of any
 size uses the same program and the memory stays small. The same program describes a handful of
-candidates in full (`describe_rows`): latencies cost a search of their own, which scoring leaves out.
+candidates in full (`describe_rows`): latencies cost a search of their own, which scoring skips.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fluidserve.deploy.disaggregated import (
     metrics_of,
 )
 from fluidserve.deploy.latency import STEPS, Latencies, latencies
-from fluidserve.goodput import root_rate
+from fluidserve.goodput import Then, root_rate
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid
 from fluidserve.specs.lengths import LengthBins
@@ -172,16 +172,20 @@ def score_plan(
 
     limits = largest_rate(plan)
     upper = functools.reduce(jnp.minimum, limits)
-    goodput, ((metrics, _), (slower, _), (tighter, _), (asked, state)) = root_rate(
+
+    def attained(result):
+        return result[0].attainment
+
+    goodput, (metrics, slower, tighter, (asked, state)) = root_rate(
         at,
-        lambda result: result[0].attainment,
+        attained,
         slo.attainment,
         upper,
         then=(
-            (lambda found: found, 1.0),
-            (lambda found: (1.0 - NUDGE) * found, 1.0),
-            (lambda found: found, 1.0 - NUDGE),
-            (lambda found: jnp.where(rate > 0.0, rate, found), 1.0),
+            Then(lambda found: found, 1.0, lambda result: result[0]),
+            Then(lambda found: (1.0 - NUDGE) * found, 1.0, attained),
+            Then(lambda found: found, 1.0 - NUDGE, attained),
+            Then(lambda found: jnp.where(rate > 0.0, rate, found), 1.0, lambda result: result),
         ),
     )
     return Scores(
