@@ -17,6 +17,7 @@ ONLY = {
     "queueing": {"_numerics", "_pytree", "_typing"},
     "eventsim": {"_numerics", "_pytree", "_typing", "units", "errors", "specs", "timing"},
     "runtime": set(),
+    "testing": set(),
     "__init__": set(),
     "__main__": {"cli"},
 }
