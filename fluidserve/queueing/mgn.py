@@ -87,9 +87,10 @@ class WaitFit:
         slow = self.weight * jnp.exp(-self.decay * at)
         fast = (self.busy - self.weight) * jnp.exp(-self.steep * at)
         fitted = jnp.clip(slow + fast, 0.0, self.busy)
-        follow = jnp.where(at < 2.0, self.constant, 0.0)
-        start = follow * (_md1_tail(self.rho, jnp.minimum(at, 2.0)) - fitted)
-        return jnp.where(y < 0.0, 1.0, fitted + start)
+        gap = _md1_tail(self.rho, jnp.minimum(at, 2.0)) - fitted
+        # beyond two services the fit must not rise above what M/D/1 has come down to
+        gap = jnp.where(at < 2.0, gap, jnp.minimum(gap, 0.0))
+        return jnp.where(y < 0.0, 1.0, fitted + self.constant * gap)
 
 
 def fit_wait(
@@ -140,7 +141,7 @@ def fit_wait(
     steep = rest / jnp.where(small, 1e-6, left)
     usable = (steep > 1.02 * decay) & (jnp.abs(rest) > 1e-4)
     steep = jnp.where(usable, jnp.minimum(steep, _STEEPEST), _STEEPEST)
-    constant = jnp.where(one & (arrival_scv == 1.0), jnp.clip(1.0 - c / _FOLLOWED, 0.0, 1.0), 0.0)
+    constant = jnp.where(one & (arrival_scv == 1.0), jnp.clip(1.0 - scv / _FOLLOWED, 0.0, 1.0), 0.0)
     return WaitFit(
         busy=busy, weight=weight, decay=decay, steep=steep, mean=mean, rho=rho, constant=constant
     )
@@ -179,10 +180,10 @@ def mean_wait(
     """
     markov = waits / (1.0 - rho)
     bulge = (1.0 - rho) * (servers - 1.0) * (jnp.sqrt(4.0 + 5.0 * servers) - 2.0)
-    constant = 0.5 * markov * (1.0 + bulge / (16.0 * rho * servers))
+    constant = 0.5 * (1.0 + bulge / (16.0 * rho * servers))  # over markov, which may underflow
     c = jnp.minimum(scv, 1.0)
-    between = (1.0 + c) / (2.0 * c / markov + (1.0 - c) / constant)
-    return jnp.where(scv > 1.0, 0.5 * (1.0 + scv) * markov, between)
+    between = (1.0 + c) / (2.0 * c + (1.0 - c) / constant)
+    return markov * jnp.where(scv > 1.0, 0.5 * (1.0 + scv), between)
 
 
 def _regularity(rho, servers, m):
