@@ -44,7 +44,7 @@ ADVICE = {
 
 
 class Doubt(enum.IntFlag):
-    """Reasons to trust a goodput less. Which level each has, `LEVEL_OF` says."""
+    """Reasons to trust a goodput less. `RED` holds the worse ones."""
 
     NONE = 0
     BURSTY_ARRIVALS = enum.auto()
@@ -70,7 +70,7 @@ DOUBT_TEXT = {
     Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
 }
 
-RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.FEW_SLOTS | Doubt.PREFILL_MEMORY
+RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.PREFILL_MEMORY
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 
 
@@ -78,7 +78,7 @@ def confidence_level(doubts: int) -> str:
     """``red``, ``amber`` or ``green``: the worst of the doubts raised.
 
     Example:
-      >>> confidence_level(Doubt.NONE), confidence_level(Doubt.FEW_SLOTS | Doubt.LATENCY_LEVERAGE)
+      >>> confidence_level(Doubt.NONE), confidence_level(Doubt.LENGTH_TAIL | Doubt.FLAT_CURVE)
       ('green', 'red')
     """
     if doubts & RED:

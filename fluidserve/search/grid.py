@@ -9,12 +9,16 @@ from collections import Counter
 import jax
 import numpy as np
 
+from fluidserve.errors import InputError
 from fluidserve.problem import Problem
 from fluidserve.specs.deployment import Disaggregated, Pool
 from fluidserve.timing.instance import Instance
 
 MAX_SHAPES = 32
 """Shapes that a compiled score holds; unused places repeat the last shape."""
+
+MAX_CANDIDATES = 2**20
+"""Deployments that one question may compare, under a minute on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +140,14 @@ def disaggregated_grid(problem: Problem, budget: int, *, only: Disaggregated | N
       problem: the question.
       budget: most GPUs over both pools.
       only: a single deployment instead of all; an empty grid when it does not fit.
+
+    Raises:
+      InputError: more than `MAX_CANDIDATES` deployments.
     """
     if only is not None:
         return _single(problem, only)
     shapes, rejected = fitting_shapes(problem, budget)
+    _check_size(shapes, budget)
     parts: list[np.ndarray] = []
     for i, p in enumerate(shapes):
         for j, d in enumerate(shapes):
@@ -152,6 +160,24 @@ def disaggregated_grid(problem: Problem, budget: int, *, only: Disaggregated | N
             n, k = n[fits], k[fits]
             parts.append(np.stack([np.full_like(n, i), np.full_like(n, j), n, k]))
     return _grid(problem, shapes, np.concatenate([np.empty((4, 0), int), *parts], axis=1), rejected)
+
+
+def _check_size(shapes: list[Shape], budget: int) -> None:
+    """Refuses a budget with more candidates than one call should score.
+
+    Raises:
+      InputError: more than `MAX_CANDIDATES`.
+    """
+    sizes = [s.gpus for s in shapes]
+    count = 0
+    for p in sizes:
+        left = budget - p * np.arange(1, budget // p + 1)
+        count += sum(int(np.sum(left // d)) for d in sizes)
+    if count > MAX_CANDIDATES:
+        raise InputError(
+            f"gpus = {budget}: {count:,} deployments to compare, at most {MAX_CANDIDATES:,} are "
+            "compared at once; plan a part of the fleet and replicate it"
+        )
 
 
 def _single(problem: Problem, deployment: Disaggregated) -> Grid:

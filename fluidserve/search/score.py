@@ -36,8 +36,8 @@ from fluidserve.stages.prefill import PrefillShape, prefill_shape
 from fluidserve.timing.instance import Instance, System
 from fluidserve.timing.profile import FirstToken
 
-CHUNK = 512
-_SMALLEST_ROOM = 8 * CHUNK
+CHUNK = 1024
+_SMALLEST_ROOM = 4 * CHUNK
 
 
 @pytree

@@ -18,8 +18,8 @@ the batch, and of its varying KV, beyond the slots.
 
 Arrays have their bins on the first axis and candidates on the rest.
 
-Ignores: preemption; the smoothing of arrivals by the prefill pool; unequal lanes of a pipeline when
-a backlog exists (real capacity is then lower; such candidates are marked red).
+Ignores: preemption; the smoothing of arrivals by the prefill pool; lanes that a backlog
+leaves unequal.
 """
 
 import jax

@@ -25,6 +25,7 @@ RED = 0.15
 _EVENTS = 30_000
 _LIMITS_PER_RUN = 50.0
 _STAYS_PER_RUN = 10.0
+_FULLEST = 0.9
 _TOLERANCE = 0.02
 
 
@@ -82,14 +83,16 @@ def requests_for(problem: Problem, result: DeploymentResult) -> int:
 
     A request costs the simulator a few events and its share of the decode iterations, which is
     its output length over the requests that decode together. However cheap or dear, a run is long
-    against the TTFT limit and against the time that a request decodes.
+    against the TTFT limit and against the time that a request decodes and a batch takes to settle.
     """
     bins = problem.bins
     n_out = 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
     events = 3.0 + n_out / max(result.batch, 1.0)
     limits = _LIMITS_PER_RUN * result.rate * float(problem.slo.ttft)
     stay = n_out * min(result.tpot.mean, float(problem.slo.tpot))
-    wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * stay)
+    # the fuller a batch, the longer it takes to forget that it was once empty
+    settling = stay / (1.0 - min(result.decode_load, _FULLEST))
+    wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * settling)
     return round(min(max(wanted, FEWEST_REQUESTS), MOST_REQUESTS))
 
 
