@@ -28,6 +28,7 @@ class Then(NamedTuple):
 _BISECTIONS = 7
 _SECANTS = 8
 _VANISHING = 1e-4
+_TIGHT = 2e-4
 
 
 def root_rate(
@@ -68,9 +69,16 @@ def root_rate(
     def secant(low, high, over, under):
         return low + (high - low) * over / (over - under)
 
+    def best(low, high, over, under):
+        # where attainment jumps, the end of the bracket that still meets the target
+        tight = high - low < _TIGHT * high
+        root = jnp.where(tight, low, secant(low, high, over, under))
+        return jnp.where(over > 0.0, root, 0.0)
+
     def body(i, carry):
         low, high, over, under, kept = carry
-        found = jnp.where(over > 0.0, secant(low, high, over, under), lowest)
+        found = best(low, high, over, under)
+        found = jnp.where(found > 0.0, found, lowest)
         wanted = jnp.stack([t.rate(found) for t in then] or [found])
         extra = jnp.maximum(i - searches, 0)
         middle = jnp.where(i <= _BISECTIONS, 0.5 * (low + high), secant(low, high, over, under))
@@ -98,7 +106,7 @@ def root_rate(
 
     start = (0.0 * upper, upper, 0.0 * upper, 0.0 * upper - 1.0, blank)
     low, high, over, under, kept = lax.fori_loop(0, searches + len(then), body, start)
-    return jnp.where(over > 0.0, secant(low, high, over, under), 0.0), kept
+    return best(low, high, over, under), kept
 
 
 def largest_meeting(
