@@ -11,7 +11,7 @@ from typing import Any
 
 from fluidserve.errors import InputError
 from fluidserve.io.hf_config import read_model
-from fluidserve.io.names import normal_gpu_name, normal_model_name, suggestion
+from fluidserve.io.names import joined, normal_gpu_name, normal_model_name, suggestion
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
 from fluidserve.units import parse_quantity
@@ -147,7 +147,7 @@ def _models() -> tuple[_Model, ...]:
 @functools.cache
 def _model_index() -> dict[str, _Model]:
     return {
-        normal_model_name(name): model
+        joined(normal_model_name(name)): model
         for model in _models()
         for name in (model.name, *model.aliases)
     }
@@ -155,7 +155,7 @@ def _model_index() -> dict[str, _Model]:
 
 def _model(name: str) -> _Model:
     wanted = normal_model_name(name)
-    found = _model_index().get(wanted)
+    found = _model_index().get(joined(wanted))
     if found is None:
         raise InputError(
             f"model {name!r} is neither a file nor in the catalog; "
@@ -174,14 +174,16 @@ def _gpu(name: str, extra_files: Iterable[str | os.PathLike[str]]) -> _Gpu:
     if name.lower().endswith(".toml"):
         return _read_gpu(Path(name))
     known = [*_gpus(), *extra]
-    index = {normal_gpu_name(n): gpu for gpu in known for n in (gpu.spec.name, *gpu.aliases)}
+    index = {
+        joined(normal_gpu_name(n)): gpu for gpu in known for n in (gpu.spec.name, *gpu.aliases)
+    }
     wanted = normal_gpu_name(name)
-    if wanted not in index:
+    if joined(wanted) not in index:
         raise InputError(
             f"gpu {name!r} is neither a .toml file nor in the catalog; "
             + suggestion(wanted, [gpu.spec.name for gpu in known])
         )
-    return index[wanted]
+    return index[joined(wanted)]
 
 
 def _read_gpu(path: Path) -> _Gpu:

@@ -42,6 +42,16 @@ def normal_gpu_name(name: str) -> str:
     return _VENDOR.sub("", normal_name(name))
 
 
+def joined(normal: str) -> str:
+    """A normal name written as one word, so that ``opt13b`` finds ``OPT-13B``.
+
+    Example:
+      >>> joined("h100-sxm")
+      'h100sxm'
+    """
+    return normal.replace("-", "")
+
+
 def suggestion(wanted: str, known: Iterable[str]) -> str:
     """The names closest to `wanted` as the end of an error message, or all of them.
 

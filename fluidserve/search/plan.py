@@ -175,19 +175,32 @@ def _nothing_serves(
         nearest = f"{grid.deployment(best).label} serves {scores.goodput[best]:.3g} requests/s"
         message = f"no deployment of at most {int(grid.gpus.max())} GPUs serves {rate:g} requests/s"
         return NoFeasibleDeployment(message, reasons=dict(reasons), nearest=nearest)
-    closest = int(np.argmax(scores.metrics.attainment))
-    idle = np.array([_VANISHING / float(np.max(problem.bins.longest))])
-    found = describe_rows(grid, question_of(problem), np.array([closest]), idle).latencies
+    closest, ttft, tpot = _closest_idle(problem, grid)
     share = float(scores.metrics.attainment[closest])
     nearest = (
-        f"{grid.deployment(closest).label}, idle: P90 TTFT {format_time(float(found.ttft[1, 0]))}, "
-        f"P90 TPOT {format_time(float(found.tpot[1, 0]))}, {share:.0%} of the requests meet both"
+        f"{grid.deployment(closest).label}, idle: P90 TTFT {format_time(ttft)}, P90 TPOT "
+        f"{format_time(tpot)}, {share:.0%} of the requests meet both"
     )
     return NoFeasibleDeployment(
         "no deployment meets the SLO, however little traffic there is",
         reasons=_unreachable(scores, np.ones(len(grid), bool)),
         nearest=nearest,
     )
+
+
+def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, float, float]:
+    """The candidate whose P90 latencies, without traffic, come closest to the limits; with them.
+
+    Idle latencies depend on the shapes alone, so one candidate stands for each pair of shapes.
+    """
+    pairs = grid.prefill * len(grid.shapes) + grid.decode
+    _, rows = np.unique(pairs, return_index=True)
+    idle = np.full(len(rows), _VANISHING / float(problem.bins.longest))
+    found = describe_rows(grid, question_of(problem), rows, idle).latencies
+    ttft, tpot = found.ttft[1], np.where(np.isfinite(found.tpot[1]), found.tpot[1], 0.0)
+    excess = np.maximum(ttft / float(problem.slo.ttft), tpot / float(problem.slo.tpot))
+    best = int(np.argmin(excess))
+    return int(rows[best]), float(ttft[best]), float(tpot[best])
 
 
 def _unreachable(scores: Scores, where: np.ndarray) -> dict[str, int]:

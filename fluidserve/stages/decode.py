@@ -285,7 +285,7 @@ def tpot_within(
     mean = state.step + before / g_ok
     average = _averaging(g_ok / state.relaxation)
     start = in_tpot * (state.step**2 / 12.0 + 0.7 * handover**2) / g_ok**2
-    deviation = jnp.sqrt(state.step_var * average + start) + 1e-9 * state.step
+    deviation = jnp.sqrt(state.step_var * average + start + (1e-9 * state.step) ** 2)
     met = ndtr((limit - mean) / deviation)
     slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
     met_after_wait = 1.0 - jnp.exp(-state.drain * jnp.maximum(slack, 0.0))
