@@ -3,8 +3,8 @@
 import pytest
 
 NOTHING = [
-    ({"ttft": "1ms"}, "no deployment meets the SLO", "7 x ttft unreachable", "1P1D tp1/tp1, idle"),
-    ({"tpot": "1us"}, "no deployment meets the SLO", "7 x tpot unreachable", "P90 TPOT 17"),
+    ({"ttft": "1ms"}, "no deployment meets the SLO", "7 x ttft unreachable", "1P1D tp2/tp1, idle"),
+    ({"tpot": "1us"}, "no deployment meets the SLO", "7 x tpot unreachable", "1P1D tp1/tp2, idle"),
     ({"rate": "30"}, "at most 3 GPUs serves 30 requests/s", "goodput below the rate", "serves 6."),
     ({"model": "opt-175b"}, "does not fit twice into 3", "weights do not fit", "needs 8 A100"),
     (
