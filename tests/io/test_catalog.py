@@ -16,7 +16,7 @@ from fluidserve.io.catalog import (
     model_names,
     model_source,
 )
-from fluidserve.io.names import normal_gpu_name, normal_model_name, normal_name
+from fluidserve.io.names import joined, normal_gpu_name, normal_model_name, normal_name
 from fluidserve.timing.profile import load_profile, shipped_profiles
 
 MIB = 2**20
