@@ -225,13 +225,16 @@ def prefill_state(
     mean_wait = at_levels(LEVELS, cdf, waits)
     weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * jnp.ndim(rho))))
     relative = jnp.diff(mean_wait, axis=0) / (weight * run.wait[-1])
+    stretch = jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05)
+    # in a single stage nothing is held up, so one wait serves all, whatever ran ahead
+    stretch = jnp.where(shape.pp > 1.0, stretch, 1.0)
     return PrefillState(
         load=load,
         wait=wait,
         unit=shape.mean / replicas,
         after_idle=at_levels(middles, faded, shape.edges),
         after_wait=at_levels(middles, cdf, shape.edges),
-        stretch=jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05),
+        stretch=stretch,
         low=shape.low,
         high=shape.high,
         mean=shape.mean,
