@@ -1,9 +1,10 @@
 """Speed of planning, as a Markdown table: start-up, compilation, scoring, simulation.
 
-``python benchmarks/speed.py`` takes about three minutes on two cores. Warm times are medians; compile
-time stands apart; whole-process times start from an empty compilation cache (cold) or a filled one.
+``python benchmarks/speed.py`` takes about three minutes on two cores. Warm times are medians, and
+compile time stands apart; whole processes start from an empty compilation cache (cold) or a full one.
 """
 
+import functools
 import os
 import platform
 import statistics
@@ -85,7 +86,7 @@ def main() -> None:
             score_grid(grid, question)
             first = time.perf_counter() - began
             sizes.append(len(grid))
-            times.append(seconds(lambda grid=grid: score_grid(grid, question)))
+            times.append(seconds(functools.partial(score_grid, grid, question)))
             print(
                 f"| goodput of {len(grid):,} deployments, {profile}, warm | {times[-1]:.2f} s, "
                 f"{len(grid) / times[-1]:,.0f} per second (first call {first:.1f} s) |"
