@@ -71,7 +71,7 @@ def workload_of(traffic: str):
     if traffic.startswith("azure"):
         folder = Path(os.environ["FLUIDSERVE_DATA"]) / "data" / "traces"
         trace = trace_workload(read_trace(folder / f"{traffic}.csv.gz"), traffic)
-        return dataclasses.replace(trace, arrivals=np.empty(0), arrival_scv=1.0)
+        return dataclasses.replace(trace, arrivals=np.empty(0), arrival_scv=1.0, dispersion=1.0)
     return find_application(traffic)
 
 
