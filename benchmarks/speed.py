@@ -1,7 +1,7 @@
 """Speed of planning, as a Markdown table: start-up, compilation, scoring, simulation.
 
 ``python benchmarks/speed.py`` takes about three minutes on two cores. Warm times are medians, and
-compile time stands apart; whole processes start from an empty compilation cache (cold) or a full one.
+compile time stands apart; whole processes start with the compilation cache empty (cold) or full.
 """
 
 import functools
