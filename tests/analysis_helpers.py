@@ -3,6 +3,8 @@
 import functools
 import math
 
+import jax
+
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 from fluidserve.deploy.disaggregated import prepare
@@ -16,6 +18,11 @@ from fluidserve.specs.workload import Workload
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import AbstractTimeModel, Work
 from fluidserve.timing.profile import load_profile
+
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Programs that a test runs a few times: compiling them dearly would not pay."""
+
+jitted_prepare = quick_jit(prepare)
 
 
 @pytree
@@ -72,4 +79,4 @@ def inputs_of(problem: Problem, label: str):
 def plan_of(problem: Problem, label: str):
     """One deployment, ready to be evaluated."""
     system, bins, _, arrival_scv = inputs_of(problem, label)
-    return prepare(system, bins, arrival_scv)
+    return jitted_prepare(system, bins, arrival_scv)

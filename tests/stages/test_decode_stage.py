@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from analysis_helpers import affine_instance
+from analysis_helpers import affine_instance, quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def lengths_of(lengths, first_token="prefill"):
 
 
 CHAT = lengths_of(find_application("chatbot").lengths)
-_state = jax.jit(decode_state)
+_state = quick_jit(decode_state)
 
 
 def state(instance, lengths, rate, *, replicas=1.0, max_batch=1e9, transfer=0.0, arrival_scv=1.0):
@@ -260,7 +260,7 @@ def test_two_instances_share_better_than_one_each():
 def test_gradients_are_finite_everywhere(first_token, replicas):
     lengths = lengths_of(find_application("chatbot").lengths, first_token)
 
-    @jax.jit
+    @quick_jit
     def slopes(instance, rate, limit):
         def met(instance, rate, limit):
             found = decode_state(
@@ -288,7 +288,7 @@ def test_a_batch_equals_its_members():
     instances = [affine_instance(FIXED, b, kv_capacity=c) for b, c in ((1e-4, 4e4), (9e-4, 9e4))]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *instances)
     rates, replicas, transfer = jnp.array([3.0, 4.0]), jnp.array([1.0, 3.0]), jnp.zeros(2)
-    batch = decode_state(stacked, CHAT, replicas, rates, max_batch=64.0, transfer=transfer)
+    batch = _state(stacked, CHAT, replicas, rates, max_batch=64.0, transfer=transfer)
     for i, instance in enumerate(instances):
         one = state(instance, CHAT, rates[i], replicas=replicas[i], max_batch=64.0)
         for field in dataclasses.fields(one):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from analysis_helpers import affine_instance, make_problem
+from analysis_helpers import affine_instance, make_problem, quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +22,8 @@ CHAT = find_application("chatbot").lengths
 BINS = as_arrays(length_bins(CHAT))
 EQUAL = as_arrays(length_bins(synthetic_workload(512, 1).lengths))
 
-_shape, _state = jax.jit(prefill_shape), jax.jit(prefill_state)
-_within = jax.jit(PrefillState.within)
+_shape, _state = quick_jit(prefill_shape), quick_jit(prefill_state)
+_within = quick_jit(PrefillState.within)
 
 
 def pool(instance, rate, *, replicas=1.0, bins=BINS, arrival_scv=1.0):
@@ -175,7 +175,7 @@ def test_share_in_time_falls_with_load_and_grows_with_the_limit(
 
 @pytest.mark.parametrize("pp", [1.0, 4.0])
 def test_gradients_are_finite_everywhere(pp):
-    @jax.jit
+    @quick_jit
     def slopes(instance, bins, rate, limit):
         def in_time(instance, bins, rate, limit):
             shape = prefill_shape(instance, bins)
@@ -194,8 +194,8 @@ def test_a_batch_equals_its_members():
     instances = [affine_instance(0.01, b, pp=pp) for b, pp in ((1e-4, 1.0), (5e-5, 4.0))]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *instances)
     rates, replicas = jnp.array([8.0, 20.0]), jnp.array([1.0, 3.0])
-    batch = prefill_state(prefill_shape(stacked, BINS), replicas, rates)
-    got = BINS.in_share @ batch.within(jnp.array(0.4))
+    batch = _state(_shape(stacked, BINS), replicas, rates)
+    got = BINS.in_share @ _within(batch, jnp.array(0.4))
     for i, instance in enumerate(instances):
         alone = within(pool(instance, rates[i], replicas=replicas[i]), 0.4)
         assert float(got[i]) == pytest.approx(alone, rel=1e-9)
