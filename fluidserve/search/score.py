@@ -287,10 +287,13 @@ def replica_bound(grid: Grid) -> int:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Normalises leaves once at the edge: one dtype, so that spelling never recompiles."""
+    """Normalises leaves once at the edge: one dtype, so that spelling never recompiles.
+
+    Whole numbers stay so in arrays, which are indices; a limit of ``1`` is the number 1.0.
+    """
 
     def convert(leaf):
-        whole = np.issubdtype(np.asarray(leaf).dtype, np.integer)
+        whole = np.ndim(leaf) > 0 and np.issubdtype(np.asarray(leaf).dtype, np.integer)
         return jnp.asarray(leaf, jnp.int32 if whole else float)
 
     return jax.tree.map(convert, tree)

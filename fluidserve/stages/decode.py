@@ -36,6 +36,7 @@ from fluidserve.timing.profile import FirstToken
 
 _NEWTON_STEPS = 6
 _FULL = 1.0 - 1e-3
+_SMALLEST_VARIABILITY = 1e-3
 _LANE_COUNTS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 _LARGEST_OF_NORMALS = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.424, 1.629, 1.766, 2.070)
 """Mean of the largest of so many standard normals (Harter 1961)."""
@@ -204,7 +205,7 @@ def decode_state(
     deviation = jnp.sqrt(batch_var + fill_var + 1e-9)
     distance = (room - 0.5 - batch) / deviation
     density = jnp.exp(-0.5 * distance**2) / (deviation * 2.5066283)
-    variability = 0.5 * (arrival_scv + hold_scv)
+    variability = jnp.maximum(0.5 * (arrival_scv + hold_scv), _SMALLEST_VARIABILITY)
     beyond = density * variability / (1.0 - below_full) / replicas
     waits = beyond / (ndtr(distance) + beyond + 1e-12)
     drain = replicas * room / (lengths.mean_steps * step_full) * (1.0 - below_full) / variability
