@@ -179,3 +179,13 @@ def test_comparison_can_fail():
     changes, label = CORNERS["prefill binds"]
     exact, measured = elasticity(inputs_of(make_problem(**changes), label), 2, "ttft")
     assert 1.2 * exact != pytest.approx(measured, rel=0.05, abs=3e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corner", CORNERS)
+def test_gradients_are_finite_in_float32(corner):
+    changes, label = CORNERS[corner]
+    with jax.enable_x64(False):
+        value, slopes = _slopes(*inputs_of(make_problem(**changes), label))
+    assert value.dtype == jnp.float32
+    assert_no_nan(slopes)
