@@ -18,7 +18,8 @@ import numpy as np
 
 from fluidserve.eventsim import attainment, goodput, simulate
 from fluidserve.io.catalog import find_gpu, find_model
-from fluidserve.io.traces import read_trace, trace_workload
+from fluidserve.io.trace import trace_workload
+from fluidserve.io.traces import read_trace
 from fluidserve.problem import Problem, engine_for
 from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.score import question_of, score_grid

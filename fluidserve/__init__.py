@@ -30,7 +30,7 @@ _MODULE_OF = {
     "simulate": "eventsim",
     "summarise": "eventsim",
     "synthetic_workload": "specs.applications",
-    "trace_workload": "io.traces",
+    "trace_workload": "io.trace",
 }
 
 __all__ = sorted(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -12,7 +12,8 @@ import numpy as np
 from fluidserve.errors import InputError
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.io.schema import Inputs, parse_inputs
-from fluidserve.io.traces import read_trace, trace_workload
+from fluidserve.io.trace import trace_workload
+from fluidserve.io.traces import read_trace
 from fluidserve.problem import Problem, engine_for
 from fluidserve.results import finite_json
 from fluidserve.specs.applications import find_application, synthetic_workload

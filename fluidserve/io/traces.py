@@ -35,9 +35,16 @@ from typing import Any
 import numpy as np
 
 from fluidserve.errors import InputError
-from fluidserve.specs.applications import LARGEST_LENGTH
-from fluidserve.specs.workload import JointLengths, Workload
-from fluidserve.units import check_positive
+from fluidserve.io.trace import Trace, tidy_trace
+from fluidserve.io.trace_columns import (
+    Column,
+    Record,
+    batches,
+    block_ids,
+    is_number,
+    seconds,
+    tokens,
+)
 
 TIME_NAMES = (
     "arrival_time",
@@ -84,92 +91,7 @@ OUTPUT_NAMES = (
 )
 """Names of the output length; the first that a file has is used."""
 
-MOST_PAIRS = 1_000_000
-"""Traces with more requests give this many (prompt, output) pairs to a workload."""
-MOST_DROPPED = 0.5
-"""Share of rows without tokens beyond which a trace is refused."""
-
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_LATEST_SECOND = 1e11
-_MANY_TIES = 0.1
-_BATCH = 50_000
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
-    """Requests in order of arrival.
-
-    Attributes:
-      name: file name.
-      format: what the file was recognised as.
-      n_in: prompt tokens, integers above 0, shape ``(n,)``.
-      n_out: output tokens, the same.
-      arrival: times after the first arrival, s, same shape, not decreasing; None when the file has
-        lengths only.
-      hash_ids: block identities of each prompt (equal numbers are equal prefixes); None when the
-        file has none.
-      notes: sentences on what was decided while reading and on rows left out.
-    """
-
-    name: str
-    format: str
-    n_in: np.ndarray
-    n_out: np.ndarray
-    arrival: np.ndarray | None = None
-    hash_ids: list[np.ndarray] | None = None
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.n_in)
-
-    @property
-    def duration(self) -> float:
-        """Time from the first to the last arrival, s; ``nan`` without arrival times."""
-        return float("nan") if self.arrival is None else float(self.arrival[-1])
-
-    @property
-    def rate(self) -> float:
-        """Mean arrival rate ``(n - 1) / duration``, 1/s; ``nan`` when that is not defined.
-
-        One less than the requests, because n arrivals have n - 1 times between them: this is the
-        reciprocal of their mean.
-        """
-        return (len(self) - 1) / self.duration if self.duration > 0 else float("nan")
-
-    @property
-    def arrival_scv(self) -> float:
-        """Squared coefficient of variation of the times between arrivals; 1 for Poisson traffic.
-
-        ``nan`` with fewer than three requests, without arrival times, or when all are equal.
-        """
-        if self.arrival is None or len(self) < 3 or self.duration == 0:
-            return float("nan")
-        gaps = np.diff(self.arrival)
-        return float(gaps.var() / gaps.mean() ** 2)
-
-    def burstiness(self, window: float | int = 60.0) -> float:
-        """Variance over mean of the number of arrivals in whole windows (index of dispersion).
-
-        1 for Poisson traffic at any window; unlike `arrival_scv` it grows with `window` when busy
-        spells last.
-
-        Args:
-          window: length of a window, s.
-
-        Returns:
-          the ratio; ``nan`` without arrival times or with fewer than two whole windows.
-
-        Raises:
-          InputError: `window` is not a positive number.
-        """
-        check_positive(float(window), name="window")
-        if self.arrival is None or self.duration < 2 * window:
-            return float("nan")
-        windows = self.duration // window
-        index, counts = np.unique(self.arrival // window, return_counts=True)
-        counts = counts[index < windows]
-        mean = counts.sum() / windows
-        return float(((counts**2).sum() / windows - mean**2) / mean)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -203,32 +125,6 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def trace_workload(trace: Trace, name: str | None = None) -> Workload:
-    """The traffic of a trace.
-
-    Args:
-      trace: what was read.
-      name: name of the workload; the file name when left out.
-
-    Returns:
-      observed pairs of lengths, rate, arrivals and their variability. Without usable arrival times
-      the rate is ``nan``, arrivals are empty, `arrival_scv` and `dispersion` are 1. Of more than
-      `MOST_PAIRS` requests, that many pairs are taken, evenly spaced in order of arrival.
-    """
-    pick = slice(None)
-    if len(trace) > MOST_PAIRS:
-        pick = np.arange(MOST_PAIRS) * len(trace) // MOST_PAIRS
-    scv, dispersion = trace.arrival_scv, trace.burstiness(60.0)
-    return Workload(
-        name=trace.name if name is None else name,
-        lengths=JointLengths(n_in=trace.n_in[pick], n_out=trace.n_out[pick]),
-        arrival_scv=1.0 if np.isnan(scv) else scv,
-        dispersion=1.0 if np.isnan(dispersion) else dispersion,
-        rate=trace.rate,
-        arrivals=np.empty(0) if trace.arrival is None or trace.duration == 0 else trace.arrival,
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class _Layout:
     """Which columns hold what.
@@ -260,25 +156,6 @@ class _Layout:
         """The columns to read."""
         wanted = (self.n_in, self.n_out, self.time, self.hash_ids)
         return [column for column in wanted if column is not None]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    """Values of one column of consecutive rows, with what an error message needs."""
-
-    path: Path
-    name: str
-    lines: Sequence[int]
-    values: Sequence[Any]
-
-    def error(self, row: int, problem: str) -> InputError:
-        shown = reprlib.repr(self.values[row])
-        where = f"{self.path}, line {self.lines[row]}, column {self.name!r}"
-        return InputError(f"{where}: {shown} {problem}")
-
-    def refuse(self, wrong: np.ndarray, problem: str) -> None:
-        if wrong.any():
-            raise self.error(int(wrong.argmax()), problem)
 
 
 @contextlib.contextmanager
@@ -318,85 +195,38 @@ def _read(path: Path, text: Iterable[str]) -> Trace:
 
     columns = layout.columns
     times, n_in, n_out, hash_ids, base = [], [], [], [], None
-    for lines, cells in _batches(records):
+    for lines, cells in batches(records):
         picked = {
-            name: _Column(path, name, lines, cells[i :: len(columns)])
+            name: Column(path, name, lines, cells[i :: len(columns)])
             for i, name in enumerate(columns)
         }
-        n_in.append(_tokens(picked[layout.n_in]))
-        n_out.append(_tokens(picked[layout.n_out]))
+        n_in.append(tokens(picked[layout.n_in]))
+        n_out.append(tokens(picked[layout.n_out]))
         if layout.time is not None:
-            seconds, base = _seconds(picked[layout.time], layout, base)
-            times.append(seconds)
+            arrival, base = seconds(
+                picked[layout.time], base, per_second=layout.per_second, bare=layout.bare
+            )
+            times.append(arrival)
         if layout.hash_ids is not None:
-            hash_ids += _block_ids(picked[layout.hash_ids])
+            hash_ids += block_ids(picked[layout.hash_ids])
     if not n_in:
         raise InputError(f"{path}: a header and no rows")
-    return _tidy(
+    return tidy_trace(
         path,
-        layout,
+        format=layout.format,
         arrival=np.concatenate(times) if times else None,
         n_in=np.concatenate(n_in),
         n_out=np.concatenate(n_out),
         hash_ids=hash_ids if layout.hash_ids is not None else None,
-        dates=isinstance(base, datetime.datetime),
+        notes=_layout_notes(layout, isinstance(base, datetime.datetime)),
     )
 
 
-def _tidy(
-    path: Path,
-    layout: _Layout,
-    *,
-    arrival: np.ndarray | None,
-    n_in: np.ndarray,
-    n_out: np.ndarray,
-    hash_ids: list[np.ndarray] | None,
-    dates: bool,
-) -> Trace:
-    """Leaves out rows without tokens, sorts by time, counts from the first arrival, takes notes."""
+def _layout_notes(layout: _Layout, dates: bool) -> list[str]:
     notes = [f"{layout.format}: {_columns_used(layout, dates)}."]
     if layout.unused:
         notes.append(f"Not used, though it would fit: {', '.join(layout.unused)}.")
-
-    keep = np.flatnonzero((n_in > 0) & (n_out > 0))
-    if len(keep) < len(n_in):
-        dropped = f"{len(n_in) - len(keep):,} of {len(n_in):,} rows"
-        why = (
-            f"{np.count_nonzero(n_in == 0):,} with zero or missing prompt tokens, "
-            f"{np.count_nonzero(n_out == 0):,} with zero or missing output tokens"
-        )
-        if len(keep) < (1 - MOST_DROPPED) * len(n_in):
-            raise InputError(
-                f"{path}: {dropped} have no tokens ({why}); at most half may lack them"
-            )
-        notes.append(f"{dropped} left out: {why}.")
-
-    if arrival is not None:
-        arrival = arrival[keep]
-        backward = np.count_nonzero(np.diff(arrival) < 0)
-        if backward:
-            order = np.argsort(arrival, kind="stable")
-            arrival, keep = arrival[order], keep[order]
-            notes.append(
-                f"Sorted by arrival time: {backward:,} rows were earlier than the one before."
-            )
-        arrival -= arrival[0]
-        notes += _arrival_notes(np.asarray(arrival))
-    n_in, n_out = n_in[keep], n_out[keep]
-    if len(keep) > MOST_PAIRS:
-        notes.append(
-            f"Lengths are those of {MOST_PAIRS:,} of the {len(keep):,} requests, evenly spaced; "
-            "arrivals are all kept."
-        )
-    return Trace(
-        name=path.name,
-        format=layout.format,
-        n_in=n_in,
-        n_out=n_out,
-        arrival=arrival,
-        hash_ids=None if hash_ids is None else [hash_ids[i] for i in keep],
-        notes=notes,
-    )
+    return notes
 
 
 def _columns_used(layout: _Layout, dates: bool) -> str:
@@ -405,24 +235,6 @@ def _columns_used(layout: _Layout, dates: bool) -> str:
         return f"{lengths}; no column of arrival times, so that it brings no rate"
     unit = "dates" if dates else layout.unit
     return f"arrival times from {layout.time!r} ({unit}), {lengths}"
-
-
-def _arrival_notes(arrival: np.ndarray) -> list[str]:
-    if arrival[-1] == 0:
-        return ["All requests arrive at one time, so that the trace brings no rate."]
-    gaps = np.diff(arrival)
-    notes = []
-    ties = np.count_nonzero(gaps == 0) / len(gaps)
-    if ties > _MANY_TIES:
-        step = gaps[gaps > 0].min()
-        notes.append(
-            f"{ties:.0%} of the requests arrive at the very time of the one before (smallest other "
-            f"distance {step:.3g} s): the clock is coarse, and the variability of arrivals is in "
-            "part that of its batches."
-        )
-    if len(gaps) < 2:
-        notes.append("Too few requests for a variability of arrivals; taken as Poisson.")
-    return notes
 
 
 # Columns
@@ -489,36 +301,17 @@ def _layout(path: Path, header: list[str], *, jsonl: bool) -> _Layout:
 
 # Rows
 
-# Line and values of one row, in the order of `_Layout.columns`.
-_Record = tuple[int, tuple[Any, ...]]
-
-
-def _batches(records: Iterator[_Record]) -> Iterator[tuple[list[int], list[Any]]]:
-    """Lines and values of some rows at a time, the values of all of them in one flat list.
-
-    Flat, because millions of small tuples keep the garbage collector busy for seconds.
-    """
-    lines, cells = [], []
-    for line, values in records:
-        lines.append(line)
-        cells.extend(values)
-        if len(lines) == _BATCH:
-            yield lines, cells
-            lines, cells = [], []
-    if lines:
-        yield lines, cells
-
 
 def _open_csv(
     path: Path, rows: Iterable[str], blank: int, first: str
-) -> tuple[_Layout, Iterator[_Record]]:
+) -> tuple[_Layout, Iterator[Record]]:
     """The layout of a CSV file, from its header, and its records."""
     delimiter = max(",;\t|", key=first.count)
     reader = csv.reader(rows, delimiter=delimiter, skipinitialspace=True)
     readable = _readable(path, reader, blank)
     header = [column.strip() for column in next(readable)]
     known = {*INPUT_NAMES, *OUTPUT_NAMES}.intersection(map(_plain, header))
-    if not known and any(map(_is_number, header)):
+    if not known and any(map(is_number, header)):
         raise InputError(
             f"{path}: line {blank + 1} holds numbers, not the names of the columns; put a first "
             f"line such as t_s,{INPUT_NAMES[0]},{OUTPUT_NAMES[0]}"
@@ -529,7 +322,7 @@ def _open_csv(
             raise InputError(f"{path}: the column {column!r} stands twice in the header")
     pick = operator.itemgetter(*map(header.index, layout.columns))
 
-    def records() -> Iterator[_Record]:
+    def records() -> Iterator[Record]:
         for row in readable:
             if len(row) == len(header):
                 yield reader.line_num + blank, pick(row)
@@ -551,12 +344,12 @@ def _readable(path: Path, reader: Any, blank: int) -> Iterator[list[str]]:
 
 def _open_json(
     path: Path, rows: Iterable[str], blank: int, first: str
-) -> tuple[_Layout, Iterator[_Record]]:
+) -> tuple[_Layout, Iterator[Record]]:
     """The layout of JSON lines, from the keys of the first, and their records."""
     layout = _layout(path, list(_json_object(path, first, blank + 1)), jsonl=True)
     columns = layout.columns
 
-    def records() -> Iterator[_Record]:
+    def records() -> Iterator[Record]:
         for line, row in enumerate(rows, blank + 1):
             if row.strip():
                 yield line, tuple(map(_json_object(path, row, line).get, columns))
@@ -574,103 +367,3 @@ def _json_object(path: Path, row: str, line: int) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise InputError(f"{path}, line {line}: {reprlib.repr(record)} is not a JSON object")
     return record
-
-
-# Values
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return not isinstance(value, bool)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _numbers(column: _Column, *, missing: float | None) -> np.ndarray:
-    """The values as floats; `missing` stands for empty ones, which are refused when it is None."""
-    values = column.values
-    try:
-        if bool in set(map(type, values)):
-            raise TypeError
-        numbers = np.array(list(map(float, values)))
-    except (TypeError, ValueError, OverflowError):
-        numbers = np.empty(len(values))
-        for i, value in enumerate(values):
-            if missing is not None and _is_missing(value):
-                numbers[i] = missing
-            elif _is_number(value):
-                numbers[i] = float(value)
-            else:
-                raise column.error(i, "is not a number") from None
-    column.refuse(~np.isfinite(numbers), "is not finite")
-    column.refuse(numbers < 0, "is negative")
-    return numbers
-
-
-def _tokens(column: _Column) -> np.ndarray:
-    """Token counts; 0 stands for missing ones, which are left out like it."""
-    numbers = _numbers(column, missing=0.0)
-    column.refuse(numbers >= LARGEST_LENGTH, f"is too large; below {LARGEST_LENGTH:g} tokens")
-    column.refuse(numbers != np.rint(numbers), "is not a whole number of tokens")
-    return numbers.astype(np.int64)
-
-
-def _seconds(
-    column: _Column, layout: _Layout, base: datetime.datetime | float | None
-) -> tuple[np.ndarray, datetime.datetime | float]:
-    """Arrival times in s.
-
-    Args:
-      column: numbers or ISO dates.
-      layout: their unit.
-      base: None for the first rows of a file; then what this function returned for them.
-
-    Returns:
-      times after `base`, and `base`: the first date of the file, or 0 when times are numbers.
-    """
-    if base is None:
-        base = 0.0 if _is_number(column.values[0]) else _date(column, 0)
-    if isinstance(base, datetime.datetime):
-        try:
-            dates = list(map(datetime.datetime.fromisoformat, column.values))
-        except (TypeError, ValueError):
-            dates = [_date(column, i) for i in range(len(column.values))]
-        plain = np.array([date.tzinfo is None for date in dates])
-        if base.tzinfo is None:
-            column.refuse(~plain, "has an offset from UTC, unlike the first date")
-        else:
-            column.refuse(plain, "has no offset from UTC, unlike the first date")
-        return np.array([(date - base).total_seconds() for date in dates]), base
-    numbers = _numbers(column, missing=None)
-    if layout.bare:
-        column.refuse(
-            numbers > _LATEST_SECOND,
-            "cannot be seconds; end the column's name in its unit: _ms, _us or _ns",
-        )
-    return numbers / layout.per_second, base
-
-
-def _date(column: _Column, row: int) -> datetime.datetime:
-    try:
-        return datetime.datetime.fromisoformat(column.values[row].strip())
-    except (AttributeError, ValueError):
-        raise column.error(row, "is neither a number nor an ISO date") from None
-
-
-def _block_ids(column: _Column) -> list[np.ndarray]:
-    """Block identities of each prompt; empty where they are missing."""
-    ids = []
-    for i, value in enumerate(column.values):
-        value = [] if value is None else value
-        try:
-            if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-                raise TypeError
-            ids.append(np.array(value, np.int64))
-        except (TypeError, OverflowError):
-            raise column.error(i, "is not a list of whole numbers below 2**63") from None
-    return ids

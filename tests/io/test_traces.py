@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidserve.errors import InputError
-from fluidserve.io import traces
-from fluidserve.io.traces import Trace, read_trace, trace_workload
+from fluidserve.io.trace import Trace, trace_workload
+from fluidserve.io.traces import read_trace
 from fluidserve.specs.workload import JointLengths, draw_lengths
 
 DATA = os.environ.get("FLUIDSERVE_DATA")
@@ -455,7 +455,7 @@ def test_round_trip(rows, zipped, form):
 
 def test_batches_join(write, monkeypatch):
     text = "t_s,isl,osl\n" + "".join(f"{i},{i + 1},{2 * i + 1}\n" for i in range(10))
-    monkeypatch.setattr(traces, "_BATCH", 3)
+    monkeypatch.setattr("fluidserve.io.trace_columns._BATCH", 3)
     trace = read_trace(write(text))
     np.testing.assert_array_equal(trace.n_in, np.arange(10) + 1)
     np.testing.assert_array_equal(trace.n_out, 2 * np.arange(10) + 1)
@@ -513,7 +513,7 @@ def test_workload_of_a_trace(write):
 
 
 def test_very_long_traces_give_evenly_spaced_pairs(write, monkeypatch):
-    monkeypatch.setattr(traces, "MOST_PAIRS", 4)
+    monkeypatch.setattr("fluidserve.io.trace.MOST_PAIRS", 4)
     trace = read_trace(write("t_s,isl,osl\n" + "".join(f"{i},{i + 1},1\n" for i in range(10))))
     assert trace.notes[-1].startswith("Lengths are those of 4 of the 10 requests, evenly spaced")
     workload = trace_workload(trace)
