@@ -90,6 +90,7 @@ def root_rate(
         met = excess >= 0.0
         # the end that stays loses half its weight, so that the other end moves too
         halved = jnp.where(i > _BISECTIONS, 0.5, 1.0)
+        met = met & ((i == 0) | (over > 0.0))  # a vanishing rate that misses ends the search
         up, down = searching & met, searching & ~met
         first_miss = down & (i == 0)  # nothing meets the target: keep `over` at zero
         kept = [

@@ -206,8 +206,19 @@ def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Fl
         plan.lengths,
         limit,
         handover=state.handover,
+        handover_var=_handover_var(plan, state),
         first_token=plan.system.first_token,
     )
+
+
+def _handover_var(plan: Plan, state: State) -> Float[Array, "*c"]:
+    """Variance of the hand-over: of the transfer by prompt length, of the exponential wait."""
+    bins = plan.bins
+    prompt = jnp.sum(bins.in_share * bins.in_mean)
+    prompt_square = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
+    spread = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
+    waits, drain = state.link.exponential()
+    return state.link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
 
 
 def evaluate(

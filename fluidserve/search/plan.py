@@ -197,7 +197,9 @@ def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, float, float]:
     _, rows = np.unique(pairs, return_index=True)
     idle = np.full(len(rows), _VANISHING / float(problem.bins.longest))
     found = describe_rows(grid, question_of(problem), rows, idle).latencies
-    ttft, tpot = found.ttft[1], np.where(np.isfinite(found.tpot[1]), found.tpot[1], 0.0)
+    # with a single output token there is no TPOT to miss
+    single = float(problem.bins.out_share[0]) > 0.999
+    ttft, tpot = found.ttft[1], np.zeros(len(rows)) if single else found.tpot[1]
     excess = np.maximum(ttft / float(problem.slo.ttft), tpot / float(problem.slo.tpot))
     best = int(np.argmin(excess))
     return int(rows[best]), float(ttft[best]), float(tpot[best])

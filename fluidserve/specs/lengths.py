@@ -88,11 +88,14 @@ def length_bins(
     in_mean = _bin_means(n_in, in_bin, prompt_bins)
     low = _bin_edge(np.minimum, n_in, in_bin, prompt_bins)
     high = _bin_edge(np.maximum, n_in, in_bin, prompt_bins)
+    in_mean, low, high = (_carried(x, in_bin) for x in (in_mean, low, high))
     gaps = n_out - 1.0
     return LengthBins(
         in_share=joint.sum(1),
         in_mean=in_mean,
-        in_var=_bin_means(n_in**2, in_bin, prompt_bins) - in_mean**2,
+        in_var=np.maximum(
+            _carried(_bin_means(n_in**2, in_bin, prompt_bins), in_bin) - in_mean**2, 0.0
+        ),
         in_low=np.maximum(low, 2.0 * in_mean - high),
         in_high=np.minimum(high, 2.0 * in_mean - low),
         out_share=joint.sum(0),
@@ -126,6 +129,13 @@ def _bin_means(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
     """Mean in each bin; 0 where a bin is empty (its share is 0 as well)."""
     count = np.bincount(index, minlength=bins)
     return np.bincount(index, weights=values, minlength=bins) / np.maximum(count, 1)
+
+
+def _carried(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Gives empty bins, of which few requests leave some, the value of the nearest bin below."""
+    filled = np.bincount(index, minlength=len(values)) > 0
+    nearest = np.maximum.accumulate(np.where(filled, np.arange(len(values)), 0))
+    return values[np.where(nearest > 0, nearest, np.flatnonzero(filled)[0])]
 
 
 def _bin_edge(pick: np.ufunc, values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:

@@ -265,6 +265,7 @@ def tpot_within(
     limit: Float[Array, "..."] | float,
     *,
     handover: Float[Array, "*c"],
+    handover_var: Float[Array, "*c"],
     first_token: FirstToken,
 ) -> Float[Array, "m *c"]:
     """Share of each output bin whose TPOT is at most `limit`; 1 for a single output token.
@@ -277,6 +278,7 @@ def tpot_within(
       limit: on the mean time per output token after the first, s.
       handover: mean time between the end of prefill and the first decode step, slot wait aside, s;
         part of TPOT only when the first token leaves with prefill.
+      handover_var: its variance, s**2.
       first_token: where the first token leaves.
     """
     g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step))))
@@ -285,7 +287,7 @@ def tpot_within(
     before = in_tpot * (handover + 0.5 * state.step)
     mean = state.step + before / g_ok
     average = _averaging(g_ok / state.relaxation)
-    start = in_tpot * (state.step**2 / 12.0 + 0.7 * handover**2) / g_ok**2
+    start = in_tpot * (state.step**2 / 12.0 + handover_var) / g_ok**2
     deviation = jnp.sqrt(state.step_var * average + start + (1e-9 * state.step) ** 2)
     met = ndtr((limit - mean) / deviation)
     slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)

@@ -26,6 +26,7 @@ LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 """Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
 
 _LOADS = 33
+_RAREST = 1e-30
 _SMALLEST_LOAD = 1e-4
 _LARGEST_LOAD = 1.0 - 1e-4
 
@@ -169,13 +170,14 @@ class PrefillState:
     def _late(self, slack, delay: Delay | None):
         """Chance that a wait for prefill, and the one after it, take longer than `slack`."""
         unit = self.unit * self.stretch[:, None]
-        late = self.wait.tail(slack / unit) / self.wait.busy
+        busy = jnp.maximum(self.wait.busy, _RAREST)  # underflows with many idle instances
+        late = self.wait.tail(slack / unit) / busy
         if delay is None:
             return late
         # the sum of two waits: each exponential of the first convolved with that of the second
         after = jnp.exp(-delay.drain * slack)
         both = after
-        weight = self.wait.weight / self.wait.busy
+        weight = self.wait.weight / busy
         for share, decay in ((weight, self.wait.decay), (1.0 - weight, self.wait.steep)):
             rate = decay / unit
             gap = delay.drain - rate

@@ -168,7 +168,12 @@ def test_one_slot_is_a_queue_of_one_server():
 def share(found, lengths, limit, *, handover=0.0, first_token="prefill"):
     return np.asarray(
         tpot_within(
-            found, lengths, jnp.array(limit), handover=jnp.array(handover), first_token=first_token
+            found,
+            lengths,
+            jnp.array(limit),
+            handover=jnp.array(handover),
+            handover_var=jnp.array(0.7 * handover**2),
+            first_token=first_token,
         )
     )
 
@@ -272,7 +277,12 @@ def test_gradients_are_finite_everywhere(first_token, replicas):
                 transfer=jnp.array(0.01),
             )
             within = tpot_within(
-                found, lengths, limit, handover=jnp.array(0.01), first_token=first_token
+                found,
+                lengths,
+                limit,
+                handover=jnp.array(0.01),
+                handover_var=jnp.array(7e-5),
+                first_token=first_token,
             )
             return jnp.sum(within)
 
