@@ -131,8 +131,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         arrival_scv=plan.arrival_scv,
         max_replicas=max_replicas,
     )
-    prompt = jnp.sum(bins.in_share * bins.in_mean)
-    prompt_square = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
+    prompt, prompt_square = _prompt_moments(bins)
     decoded = rate * _decoded_share(plan)
     link = link_state(
         decoded,
@@ -161,6 +160,12 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
     time_to_fill = waiting_room / jnp.where(rate > 0.0, rate, 1.0)
     overflow = decode.waits * jnp.exp(-decode.drain * time_to_fill)
     return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
+
+
+def _prompt_moments(bins: LengthBins) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean prompt, tokens, and mean squared prompt, tokens**2."""
+    mean = jnp.sum(bins.in_share * bins.in_mean)
+    return mean, jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
 
 
 def _decoded_share(plan: Plan):
@@ -213,9 +218,7 @@ def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Fl
 
 def _handover_var(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Variance of the hand-over: of the transfer by prompt length, of the exponential wait."""
-    bins = plan.bins
-    prompt = jnp.sum(bins.in_share * bins.in_mean)
-    prompt_square = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
+    prompt, prompt_square = _prompt_moments(plan.bins)
     spread = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
     waits, drain = state.link.exponential()
     return state.link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
@@ -238,7 +241,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     carried = (state.link.load < 1.0) & (state.prefill.load < 1.0) & (state.decode.full < 1.0)
     joint = jnp.tensordot(plan.bins.joint, tpot, axes=1)
     decode, system = state.decode, plan.system
-    prompt = jnp.sum(plan.bins.in_share * plan.bins.in_mean)
+    prompt, _ = _prompt_moments(plan.bins)
     held = plan.prefill.mean * system.prefill.pp + state.handover
     held = held + decode.waits / jnp.maximum(decode.drain, 1e-9)
     return Metrics(
@@ -270,7 +273,7 @@ def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Fl
     """
     system, lengths = plan.system, plan.lengths
     prefill = system.n_prefill / plan.prefill.mean
-    prompt = jnp.sum(plan.bins.in_share * plan.bins.in_mean)
+    prompt, _ = _prompt_moments(plan.bins)
     per_request = system.kv_bytes_per_token * prompt / system.link_bandwidth
     link = 1.0 / jnp.maximum(per_request * _decoded_share(plan), 1e-12)
     nothing = jnp.zeros_like(prefill)
