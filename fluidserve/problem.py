@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from fluidserve.specs.deployment import Disaggregated, Pool
+from fluidserve.specs.deployment import Disaggregated, Dispatch, Pool
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.lengths import LengthBins, length_bins
 from fluidserve.specs.model import ModelSpec
@@ -24,6 +24,7 @@ class Engine:
       max_batch: most requests that a decode instance holds.
       link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
       prefill_batch: most prompts that a prefill instance computes together; the analysis takes 1.
+      dispatch: how requests are spread over the instances of both pools.
     """
 
     profile: Profile
@@ -32,6 +33,7 @@ class Engine:
     max_batch: int
     link_bandwidth: float
     prefill_batch: int = 1
+    dispatch: Dispatch = "shared"
 
 
 def engine_for(
@@ -42,6 +44,7 @@ def engine_for(
     memory_utilization: float | None = None,
     max_batch: int = 1024,
     link_bandwidth: float | None = None,
+    dispatch: Dispatch = "shared",
 ) -> Engine:
     """An engine with the habits of a profile, except where told otherwise.
 
@@ -53,6 +56,7 @@ def engine_for(
         memory_utilization=memory_utilization or profile.memory_utilization,
         max_batch=max_batch,
         link_bandwidth=link_bandwidth or float(gpu.scale_out_bandwidth),
+        dispatch=dispatch,
     )
 
 
@@ -99,4 +103,5 @@ class Problem:
             max_batch=float(self.engine.max_batch),
             prefill_batch=self.engine.prefill_batch,
             first_token=self.engine.first_token,
+            dispatch=self.engine.dispatch,
         )

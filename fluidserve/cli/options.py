@@ -83,6 +83,8 @@ ENGINE = _options(
         "kv_dtype": ("T", "Format of the KV cache (default: the model's)."),
         "memory_utilization": ("X", "Share of the memory in use (default: the profile's)."),
         "max_batch": ("N", "Most requests that a decode instance holds (default 1024)."),
+        "dispatch": ("RULE", "How pools spread requests: shared (default), jsq, round-robin or "
+                     "random."),
     },
 )  # fmt: skip
 SIMULATION = _options(

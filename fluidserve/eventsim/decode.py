@@ -5,7 +5,11 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappush
 
+import numpy as np
+
+from fluidserve.eventsim.dispatch import chooser
 from fluidserve.eventsim.records import Log
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import decode_work
 
@@ -50,9 +54,10 @@ class _Lane:
 
 
 class DecodePool:
-    """Identical instances; a request goes to the one with fewest, then to the lowest index.
+    """Identical instances; a request goes to one of them at the end of its prefill.
 
-    Fewest counts queued requests, those in transfer and those decoding. Each instance admits its
+    Under the rules ``shared`` and ``jsq`` to the one with fewest requests (queued, in transfer and
+    decoding), then to the lowest index. Each instance admits its
     own queue in order while it holds fewer than `max_batch` requests and has room for all tokens
     that the head will ever need; nothing is preempted. An instance has as many lanes as stages; a
     request joins the lane with fewest (then the lowest index) when that lane's iteration ends, at
@@ -73,6 +78,8 @@ class DecodePool:
         first_from_prefill: bool,
         pull: Callable[[int, float], None],
         record_gaps: bool,
+        dispatch: Dispatch,
+        rng: np.random.Generator,
     ):
         pp = int(instance.pp)
         self._log = log
@@ -87,6 +94,7 @@ class DecodePool:
         self._lanes_of = [self._lanes[i * pp : (i + 1) * pp] for i in range(replicas)]
         self._queues: list[deque[int]] = [deque() for _ in range(replicas)]
         self._load = [0] * replicas
+        self._instance_of = chooser(dispatch, self._load, len(log.arrival), rng)
         self._admitted = [0] * replicas
         self._reserved = [0] * replicas
         self.busy = 0.0
@@ -99,7 +107,7 @@ class DecodePool:
 
     def dispatch(self, request: int, now: float) -> None:
         """Sends a request to the queue of an instance."""
-        instance = self._load.index(min(self._load))
+        instance = self._instance_of(request)
         self._load[instance] += 1
         self._log.decode_instance[request] = instance
         self._queues[instance].append(request)

@@ -1,6 +1,6 @@
 """Event simulation of a disaggregated deployment, request by request, iteration by iteration.
 
-Arrivals join one prefill queue (`prefill`); at the end of prefill a request goes to the queue of
+Arrivals join a prefill queue (`prefill`); at the end of prefill a request goes to the queue of
 a decode instance (`decode`), which pulls its KV over the one link when it admits it. Until the
 pull has ended the KV stays in the prefill instance, so a full decode pool holds prefill back.
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from fluidserve.errors import InputError
 from fluidserve.eventsim.decode import ITERATION_END, LANE_START, DecodePool
+from fluidserve.eventsim.dispatch import stream
 from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
 from fluidserve.eventsim.records import Gaps, Log, Records, Utilisation, collect_gaps
 from fluidserve.timing.instance import System
@@ -34,6 +35,7 @@ def run(
     n_out: np.ndarray,
     *,
     record_gaps: bool = False,
+    seed: int = 0,
 ) -> Records:
     """Serves every request and ends when the last token has left; overload ends too.
 
@@ -43,6 +45,7 @@ def run(
       n_in: prompt tokens, whole numbers.
       n_out: output tokens, whole numbers.
       record_gaps: also keep every time between two tokens.
+      seed: of random dispatch; without effect under the other rules.
 
     Returns:
       one record per request.
@@ -52,21 +55,27 @@ def run(
     """
     system = _plain(system)
     arrival, n_in, n_out = _checked(system, arrival, n_in, n_out)
-    return _Simulation(system, Log(arrival, n_in, n_out), record_gaps).run()
+    return _Simulation(system, Log(arrival, n_in, n_out), record_gaps, seed).run()
 
 
 class _Simulation:
     """One run: the two pools, the link between them, and the loop over events."""
 
-    def __init__(self, system: System, log: Log, record_gaps: bool):
+    def __init__(self, system: System, log: Log, record_gaps: bool, seed: int):
         self._system = system
         self._log = log
         self._record_gaps = record_gaps
         self._from_prefill = system.first_token == "prefill"
         self._link_free = 0.0
         self._link_busy = 0.0
+        rng = stream(seed)
         self._prefill = PrefillPool(
-            log, system.prefill, replicas=int(system.n_prefill), batch=system.prefill_batch
+            log,
+            system.prefill,
+            replicas=int(system.n_prefill),
+            batch=system.prefill_batch,
+            dispatch=system.dispatch,
+            rng=rng,
         )
         self._decode = DecodePool(
             log,
@@ -76,6 +85,8 @@ class _Simulation:
             first_from_prefill=self._from_prefill,
             pull=self._pull,
             record_gaps=record_gaps,
+            dispatch=system.dispatch,
+            rng=rng,
         )
 
     def run(self) -> Records:

@@ -109,13 +109,14 @@ class _Margin:
     ):
         self._unit, self._n_in, self._n_out = draw_requests(workload, requests, seed=seed)
         self._system, self._slo = system, slo
-        self._warmup, self._tail = warmup, tail
+        self._warmup, self._tail, self._seed = warmup, tail, seed
         self.probes = 0
 
     def __call__(self, rate: float) -> _Probe:
         """One run."""
         self.probes += 1
-        records = run(self._system, self._unit / rate, self._n_in, self._n_out)
+        arrival = self._unit / rate
+        records = run(self._system, arrival, self._n_in, self._n_out, seed=self._seed)
         kept = records.window(warmup=self._warmup, tail=self._tail)
         return rate, attainment(kept, self._slo) - float(self._slo.attainment)
 

@@ -46,7 +46,7 @@ def simulate(
     if not 0 < rate < math.inf:
         raise InputError(f"rate = {rate} must be positive and finite (1/s)")
     unit, n_in, n_out = draw_requests(workload, requests, seed=seed, stratify=stratify)
-    return run(system, unit / rate, n_in, n_out, record_gaps=record_gaps)
+    return run(system, unit / rate, n_in, n_out, record_gaps=record_gaps, seed=seed)
 
 
 def meets(records: Records, slo: Slo) -> np.ndarray:

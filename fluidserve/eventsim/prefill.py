@@ -1,9 +1,13 @@
-"""Prefill instances behind one first-come-first-served queue."""
+"""Prefill instances behind one first-come-first-served queue, or each behind its own."""
 
 from collections import deque
 from heapq import heappush
 
+import numpy as np
+
+from fluidserve.eventsim.dispatch import chooser
 from fluidserve.eventsim.records import Log
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import Work
 
@@ -12,10 +16,25 @@ STAGE_FREE = 5
 """Ranks of events at equal times, see `fluidserve.eventsim.disaggregated`."""
 
 
+class _Line:
+    """A queue and the instances that it feeds."""
+
+    __slots__ = ("instances", "stalled_since", "waiting")
+
+    def __init__(self, instances: list[int]):
+        self.instances = instances
+        self.waiting: deque[int] = deque()
+        self.stalled_since: float | None = None
+
+
 class PrefillPool:
     """Identical instances that take prompts in the order of arrival.
 
-    The head of the queue goes to an instance whose first stage is free and whose memory has room
+    Under the rule ``shared`` all instances take from one queue; otherwise a prompt goes to the
+    queue of one instance when it arrives, and stays there (``jsq``: to the instance with fewest
+    prompts queued or computing, then to the lowest index).
+
+    The head of a queue goes to an instance whose first stage is free and whose memory has room
     for its KV; among several, to the one idle longest, then to the lowest index. That instance
     also takes the next waiting prompts, up to `batch`, as long as they fit. A batch passes the
     stages in order; behind it the first stage is free for the next. KV is held until `release`.
@@ -24,49 +43,71 @@ class PrefillPool:
       busy: seconds that stages were busy, all together.
     """
 
-    def __init__(self, log: Log, instance: Instance, *, replicas: int, batch: int):
+    def __init__(
+        self,
+        log: Log,
+        instance: Instance,
+        *,
+        replicas: int,
+        batch: int,
+        dispatch: Dispatch,
+        rng: np.random.Generator,
+    ):
         self._log = log
         self._stage_time = instance.times.stage_time
         self._capacity = float(instance.kv_capacity)
         self._batch = batch
         self._stages = [[0.0] * int(instance.pp) for _ in range(replicas)]
         self._held = [0] * replicas
-        self._waiting: deque[int] = deque()
+        everyone = list(range(replicas))
+        lines = [everyone] if dispatch == "shared" else [[g] for g in everyone]
+        self._lines = [_Line(instances) for instances in lines]
+        self._load = [0] * len(lines)
+        self._line_of = chooser(dispatch, self._load, len(log.arrival), rng)
         self._running: list[deque[list[int]]] = [deque() for _ in range(replicas)]
-        self._stalled_since: float | None = None
         self.busy = 0.0
 
     def arrive(self, request: int) -> None:
-        """Puts a request at the end of the queue."""
-        self._waiting.append(request)
+        """Puts a request at the end of a queue."""
+        line = self._line_of(request)
+        self._load[line] += 1
+        self._lines[line].waiting.append(request)
 
     def start(self, now: float) -> None:
         """Starts whatever can start."""
-        while self._waiting:
-            need = self._log.n_in[self._waiting[0]]
-            idle = [g for g, stages in enumerate(self._stages) if stages[0] <= now]
+        for line in self._lines:
+            if line.waiting:
+                self._start(line, now)
+
+    def _start(self, line: _Line, now: float) -> None:
+        """Starts prompts of a line until its head has to wait."""
+        while line.waiting:
+            need = self._log.n_in[line.waiting[0]]
+            idle = [g for g in line.instances if self._stages[g][0] <= now]
             room = [g for g in idle if self._held[g] + need <= self._capacity]
             if room:
-                self._run(min(room, key=lambda g: self._stages[g][0]), now)
+                self._run(line, min(room, key=lambda g: self._stages[g][0]), now)
                 continue
-            if idle and self._stalled_since is None:
-                self._stalled_since = now
+            if idle and line.stalled_since is None:
+                line.stalled_since = now
             return
 
     def finish(self, instance: int) -> list[int]:
         """The batch that has just left the last stage of an instance."""
-        return self._running[instance].popleft()
+        batch = self._running[instance].popleft()
+        self._load[instance if len(self._lines) > 1 else 0] -= len(batch)
+        return batch
 
     def release(self, request: int) -> None:
         """Frees the KV of a request."""
         self._held[self._log.prefill_instance[request]] -= self._log.n_in[request]
 
-    def _run(self, instance: int, now: float) -> None:
-        """Starts the head of the queue, and what fits beside it, on an instance."""
-        log, waiting = self._log, self._waiting
-        if self._stalled_since is not None:
-            log.memory_stall[waiting[0]] = now - self._stalled_since
-            self._stalled_since = None
+    def _run(self, line: _Line, instance: int, now: float) -> None:
+        """Starts the head of a line, and what fits beside it, on an instance."""
+        log, waiting = self._log, line.waiting
+        if line.stalled_since is not None:
+            log.memory_stall[waiting[0]] = now - line.stalled_since
+            line.stalled_since = None
         batch, new, attended = [], 0, 0.0
         while waiting and len(batch) < self._batch:
             n_in = log.n_in[waiting[0]]

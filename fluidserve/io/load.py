@@ -88,6 +88,7 @@ def build_problem(inputs: Inputs) -> tuple[Problem, list[str]]:
             memory_utilization=inputs.memory_utilization,
             max_batch=inputs.max_batch,
             link_bandwidth=inputs.link,
+            dispatch=inputs.dispatch,
         ),
     )
     n_in, n_out = mean_lengths(problem)
@@ -137,6 +138,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "kv_dtype": problem.model.kv_dtype,
         "memory_utilization": engine.memory_utilization,
         "max_batch": engine.max_batch,
+        "dispatch": engine.dispatch,
         "deployment": inputs.deployment,
     }
     return finite_json(numbers)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from fluidserve.errors import InputError
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.units import parse_quantity
 
 MOST_GPUS = 4096
@@ -99,6 +100,7 @@ class Inputs(BaseModel):
       kv_dtype: format of the KV cache; that of the model when left out.
       memory_utilization: share of the memory that an engine takes; the profile's when left out.
       max_batch: most requests that a decode instance holds.
+      dispatch: how requests are spread over the instances of a pool.
       top: deployments to show.
       verify: deployments to cross-check by simulation; 3 in a plan, 0 in a simulation when left
         out.
@@ -133,6 +135,7 @@ class Inputs(BaseModel):
     kv_dtype: str | None = None
     memory_utilization: Number | None = Field(None, gt=0, le=1)
     max_batch: Count = Field(1024, ge=1, le=1_000_000)
+    dispatch: Annotated[Dispatch, BeforeValidator(_lower)] = "shared"
     top: Count = Field(10, ge=1, le=1000)
     verify: Count | None = Field(None, ge=0, le=1000)
     deployment: str | None = None

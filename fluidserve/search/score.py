@@ -29,6 +29,7 @@ from fluidserve.deploy.latency import STEPS, Latencies, latencies
 from fluidserve.goodput import Then, root_rate
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import DecodeLengths, decode_lengths
@@ -55,6 +56,7 @@ class Question:
       max_batch: batch cap of a decode instance.
       first_token: where the first token leaves.
       prefill_batch: most prompts that a prefill instance computes together.
+      dispatch: how requests are spread over the instances of both pools.
     """
 
     bins: LengthBins
@@ -67,6 +69,7 @@ class Question:
     max_batch: Leaf
     first_token: FirstToken = static()
     prefill_batch: int = static(default=1)
+    dispatch: Dispatch = static(default="shared")
 
 
 def question_of(problem: Problem) -> Question:
@@ -83,6 +86,7 @@ def question_of(problem: Problem) -> Question:
         max_batch=float(engine.max_batch),
         first_token=engine.first_token,
         prefill_batch=engine.prefill_batch,
+        dispatch=engine.dispatch,
     )
 
 
@@ -149,6 +153,7 @@ def candidates(
         max_batch=question.max_batch,
         prefill_batch=question.prefill_batch,
         first_token=question.first_token,
+        dispatch=question.dispatch,
     )
     return Plan(
         system=system,

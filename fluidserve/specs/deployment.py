@@ -1,9 +1,18 @@
 """What is deployed: pools of instances, each instance split by tensor and pipeline parallelism."""
 
 import re
+from typing import Literal
 
 from fluidserve._pytree import pytree, static
 from fluidserve.errors import InputError
+
+Dispatch = Literal["shared", "jsq", "round-robin", "random"]
+"""How requests are spread over the instances of a pool.
+
+``shared``: prefill instances take from one FCFS queue; decode: the instance with fewest requests.
+``jsq``: in both pools the instance with fewest requests. ``round-robin``: each in turn. ``random``:
+any, with equal chance. Except for ``shared`` prefill, every instance has a queue of its own.
+"""
 
 
 @pytree

@@ -2,6 +2,7 @@
 
 from fluidserve._pytree import pytree, static
 from fluidserve._typing import Leaf
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
 from fluidserve.timing.layers import layer_times
@@ -33,8 +34,8 @@ class System:
     Attributes:
       prefill: each prefill instance.
       decode: each decode instance.
-      n_prefill: prefill instances, fed from one shared FCFS queue.
-      n_decode: decode instances; a request goes to the one with fewest requests.
+      n_prefill: prefill instances.
+      n_decode: decode instances.
       kv_bytes_per_token: bytes to hand over per prompt token.
       link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
       handover_overhead: fixed time of one transfer, outside the link's queue, s.
@@ -43,6 +44,7 @@ class System:
       first_token: ``prefill``: the first token leaves at the end of prefill, and hand-over and
         slot wait count in TPOT. ``decode``: it leaves after hand-over, slot wait and the first
         decode step, and they count in TTFT.
+      dispatch: how requests are spread over the instances of both pools.
     """
 
     prefill: Instance
@@ -55,6 +57,7 @@ class System:
     max_batch: Leaf
     prefill_batch: int = static(default=1)
     first_token: FirstToken = static(default="prefill")
+    dispatch: Dispatch = static(default="shared")
 
 
 def kv_capacity(

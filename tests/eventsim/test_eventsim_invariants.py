@@ -14,6 +14,7 @@ from fluidserve.timing.model import decode_work
 STEP = LinearTimes(fixed=0.3, per_new=0.1, per_pair=0.001)
 PREFILL = LinearTimes(fixed=0.2, per_new=0.02, per_pair=0.0005)
 MODES = ("prefill", "decode")
+RULES = ("shared", "jsq", "round-robin", "random")
 
 
 @st.composite
@@ -41,6 +42,7 @@ def cases(draw):
         max_batch=draw(st.sampled_from([1, 3, INF])),
         prefill_batch=draw(st.integers(1, 3)),
         first_token=draw(st.sampled_from(MODES)),
+        dispatch=draw(st.sampled_from(RULES)),
     )
     return system, np.cumsum(gaps), n_in, n_out
 
@@ -49,6 +51,13 @@ def peak(start, end, amount):
     """Largest sum of amounts held at one time; what ends at a time makes room at that time."""
     times, change = np.concatenate([start, end]), np.concatenate([amount, -amount])
     return np.cumsum(change[np.lexsort((change, times))]).max(initial=0)
+
+
+def lines(system, r):
+    """Which requests share a prefill queue."""
+    if system.dispatch == "shared":
+        return [np.ones(len(r), bool)]
+    return [r.prefill_instance == g for g in range(int(system.n_prefill))]
 
 
 def check_order(system, r):
@@ -60,7 +69,8 @@ def check_order(system, r):
     handed = r.decode_instance >= 0
     assert (r.decode_start < r.last_token)[handed].all()
     assert (r.first_token <= r.last_token).all()
-    assert (np.diff(r.prefill_start) >= 0).all()  # FCFS
+    for line in lines(system, r):
+        assert (np.diff(r.prefill_start[line]) >= 0).all()  # FCFS
     if system.first_token == "prefill":
         assert (r.first_token == r.prefill_end).all()
         assert (handed == (r.n_out > 1)).all()
@@ -76,7 +86,8 @@ def check_prefill(system, r):
         for start in np.unique(r.prefill_start[r.prefill_instance == g]):
             batch = np.flatnonzero((r.prefill_instance == g) & (r.prefill_start == start))
             assert len(batch) <= system.prefill_batch
-            assert (np.diff(batch) == 1).all()  # neighbours in the queue
+            queue = np.flatnonzero(lines(system, r)[0 if system.dispatch == "shared" else g])
+            assert (np.diff(np.searchsorted(queue, batch)) == 1).all()  # neighbours in it
             assert start >= free[0]
             n_in = r.n_in[batch]
             end = start
@@ -86,11 +97,27 @@ def check_prefill(system, r):
             np.testing.assert_allclose(r.prefill_end[batch], end, rtol=1e-12)
 
 
-def check_dispatch(system, r):
-    """Each request went to the instance with fewest, the lowest index among equals."""
+def check_prefill_dispatch(system, r):
+    """Prompts went to the instance with fewest, the lowest index among equals, or in turn."""
+    n = int(system.n_prefill)
+    for i in range(len(r)):
+        if system.dispatch == "round-robin":
+            assert r.prefill_instance[i] == i % n
+        elif system.dispatch == "jsq":
+            there = r.prefill_instance[:i][r.prefill_end[:i] > r.arrival[i]]
+            assert r.prefill_instance[i] == np.bincount(there, minlength=n).argmin()
+
+
+def check_decode_dispatch(system, r):
+    """Each request went to the instance with fewest, the lowest index among equals, or in turn."""
     handed = np.flatnonzero(r.decode_instance >= 0)
     order = handed[np.lexsort((handed, r.prefill_instance[handed], r.prefill_end[handed]))]
     for k, i in enumerate(order):
+        if system.dispatch == "random":
+            continue
+        if system.dispatch == "round-robin":
+            assert r.decode_instance[i] == k % system.n_decode
+            continue
         there = order[:k][r.last_token[order[:k]] >= r.prefill_end[i]]
         load = np.bincount(r.decode_instance[there], minlength=int(system.n_decode))
         assert r.decode_instance[i] == load.argmin()
@@ -165,7 +192,8 @@ def test_invariants(case):
     assert (r.n_out == n_out).all()
     check_order(system, r)
     check_prefill(system, r)
-    check_dispatch(system, r)
+    check_prefill_dispatch(system, r)
+    check_decode_dispatch(system, r)
     check_room(system, r)
     check_link(system, r)
     check_gaps(r)

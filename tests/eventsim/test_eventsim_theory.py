@@ -190,3 +190,39 @@ def test_one_slot_is_an_mg1_queue(limit):
     scv = 1 - 1 / mean
     expected = rho * (1 + scv) / (2 * (1 - rho))
     assert within(records.kv_start - records.prefill_end, expected, resolution=0.25)
+
+
+@pytest.mark.parametrize("rule", ["jsq", "round-robin"])
+def test_separate_queues_equal_their_recursion(rule):
+    n, servers, rng = 2000, 3, np.random.default_rng(14)
+    arrival, service = poisson(n, 2.6, seed=15), rng.integers(1, 2 * TOKENS, size=n) / TOKENS
+    ends, expected = [[0.0] for _ in range(servers)], []
+    for i, (a, u) in enumerate(zip(arrival, service, strict=True)):
+        fewest = np.argmin([sum(e > a for e in row) for row in ends])
+        row = ends[i % servers if rule == "round-robin" else fewest]
+        start = max(a, row[-1])
+        row.append(start + u)
+        expected.append(start - a)
+    got = waits(make_system(QUEUE, n_prefill=servers, dispatch=rule), arrival, service)
+    np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+def test_random_dispatch_splits_poisson_traffic():
+    """Every instance is an M/D/1 queue at its share of the rate, whatever the others do."""
+    n, rho, servers = 60_000, 0.6, 3
+    system = make_system(QUEUE, n_prefill=servers, dispatch="random")
+    w = waits(system, poisson(n, rho * servers, seed=16), np.ones(n))
+    assert within(w, rho / (2 * (1 - rho)), resolution=0.15)
+    assert within(w <= 1.0 + 1e-9, md1_cdf(1.0, rho), resolution=0.1)
+
+
+def test_random_dispatch_follows_its_seed():
+    n = 200
+    system = make_system(QUEUE, n_prefill=3, n_decode=3, dispatch="random")
+    requests = poisson(n, 2.0, seed=17), np.full(n, TOKENS), np.full(n, 3)
+    first, again, other = (run(system, *requests, seed=s) for s in (1, 1, 2))
+    for pool in ("prefill_instance", "decode_instance"):
+        np.testing.assert_array_equal(getattr(first, pool), getattr(again, pool))
+        assert (getattr(first, pool) != getattr(other, pool)).any()
+    slower = run(system, requests[0] * 3.0, *requests[1:], seed=1)
+    np.testing.assert_array_equal(first.prefill_instance, slower.prefill_instance)
