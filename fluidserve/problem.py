@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 
+import numpy as np
+
 from fluidserve.specs.deployment import Disaggregated, Dispatch, Pool
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.lengths import LengthBins, length_bins
@@ -75,6 +77,18 @@ class Problem:
         """The workload's lengths, binned for the analysis."""
         return length_bins(self.workload.lengths)
 
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean prompt and output tokens."""
+        bins = self.bins
+        n_in = float(np.sum(bins.in_share * bins.in_mean))
+        return n_in, 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
+
+    @property
+    def prefix_hit(self) -> float | None:
+        """Share of the prompt tokens found in the prefix cache; None when nothing is."""
+        return float(self.workload.prefix_hit) or None
+
     def instance(self, tp: int, pp: int) -> Instance:
         """One instance of the model on ``tp * pp`` GPUs."""
         return build_instance(
@@ -104,4 +118,5 @@ class Problem:
             prefill_batch=self.engine.prefill_batch,
             first_token=self.engine.first_token,
             dispatch=self.engine.dispatch,
+            prefix_hit=self.prefix_hit,
         )

@@ -62,6 +62,7 @@ TRAFFIC = _options(
         "trace": ("FILE", "Recorded requests, CSV or JSON lines, plain or gzipped."),
         "arrival_cv": ("X", "Coefficient of variation between arrivals (default: 1, Poisson; "
                        "for a trace its own)."),
+        "prefix_hit": ("X", "Share of the prompt tokens found in the prefix cache (default 0)."),
     },
 )  # fmt: skip
 PROMISE = _options(

@@ -17,6 +17,7 @@ from fluidserve.report.sentences import (
     confidence_sentence,
     limit_sentence,
     overload_sentence,
+    prefix_sentences,
     profile_sentence,
     question_sentence,
 )
@@ -108,7 +109,8 @@ def _print_answer(
     parts += [overload] if overload else []
     if row.goodput > 0:
         parts.append(f"Goodput by the formulas: {three_digits(row.goodput)} requests/s.")
-    parts += [limit_sentence(row), confidence_sentence(row), profile_sentence(problem)]
+    parts += [limit_sentence(row), confidence_sentence(row)]
+    parts += [*prefix_sentences(problem), profile_sentence(problem)]
     if row.simulated is not None:
         parts.append(crosscheck_table([row]))
     print_answer(parts)

@@ -64,7 +64,7 @@ def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:
     """Precomputes what the rate does not change."""
     return Plan(
         system=system,
-        prefill=prefill_shape(system.prefill, bins),
+        prefill=prefill_shape(system.prefill, bins, system.prefix_hit),
         lengths=decode_lengths(bins, system.first_token),
         bins=bins,
         arrival_scv=arrival_scv,

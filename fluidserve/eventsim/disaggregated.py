@@ -7,8 +7,8 @@ pull has ended the KV stays in the prefill instance, so a full decode pool holds
 Events at equal times are handled in this order: end of prefill, end of a pull, end of an
 iteration, start of a lane, arrival, first prefill stage free.
 
-Ignores: preemption, prefix sharing, paging granularity (KV is counted in tokens), transfers that
-overlap with prefill, scheduling time beyond what the time model holds.
+Ignores: preemption, KV that prompts share in memory, paging granularity (KV is counted in tokens),
+transfers that overlap with prefill, scheduling time beyond what the time model holds.
 """
 
 from heapq import heappop, heappush
@@ -76,6 +76,7 @@ class _Simulation:
             batch=system.prefill_batch,
             dispatch=system.dispatch,
             rng=rng,
+            prefix_hit=system.prefix_hit,
         )
         self._decode = DecodePool(
             log,

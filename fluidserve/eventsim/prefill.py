@@ -38,6 +38,8 @@ class PrefillPool:
     for its KV; among several, to the one idle longest, then to the lowest index. That instance
     also takes the next waiting prompts, up to `batch`, as long as they fit. A batch passes the
     stages in order; behind it the first stage is free for the next. KV is held until `release`.
+    The share `prefix_hit` of every prompt is cached: its KV is read instead of computed, and takes
+    its room like the rest.
 
     Attributes:
       busy: seconds that stages were busy, all together.
@@ -52,11 +54,13 @@ class PrefillPool:
         batch: int,
         dispatch: Dispatch,
         rng: np.random.Generator,
+        prefix_hit: float | None = None,
     ):
         self._log = log
         self._stage_time = instance.times.stage_time
         self._capacity = float(instance.kv_capacity)
         self._batch = batch
+        self._prefix_hit = prefix_hit or 0.0
         self._stages = [[0.0] * int(instance.pp) for _ in range(replicas)]
         self._held = [0] * replicas
         everyone = list(range(replicas))
@@ -108,16 +112,18 @@ class PrefillPool:
         if line.stalled_since is not None:
             log.memory_stall[waiting[0]] = now - line.stalled_since
             line.stalled_since = None
-        batch, new, attended = [], 0, 0.0
+        batch, new, attended, kv_read = [], 0.0, 0.0, 0.0
         while waiting and len(batch) < self._batch:
             n_in = log.n_in[waiting[0]]
             if self._held[instance] + n_in > self._capacity:
                 break
             self._held[instance] += n_in
-            new, attended = new + n_in, attended + 0.5 * n_in * n_in
+            cached = min(self._prefix_hit * n_in, n_in - 1)
+            new, kv_read = new + (n_in - cached), kv_read + cached
+            attended += 0.5 * (n_in - cached) * (n_in + cached)
             batch.append(waiting.popleft())
         count = float(len(batch))
-        work = Work(new=new, attended=attended, kv_read=0.0, sequences=count, prompts=count)
+        work = Work(new=new, attended=attended, kv_read=kv_read, sequences=count, prompts=count)
         busy = self._stage_time(work)
         stages, end = self._stages[instance], now
         for s, free in enumerate(stages):

@@ -91,20 +91,13 @@ def build_problem(inputs: Inputs) -> tuple[Problem, list[str]]:
             dispatch=inputs.dispatch,
         ),
     )
-    n_in, n_out = mean_lengths(problem)
+    n_in, n_out = problem.mean_lengths
     if n_in + n_out > model.max_positions:
         notes.append(
             f"prompt and output together have {n_in + n_out:,.0f} tokens on average, but "
             f"{model.name} was built for {model.max_positions:,} at most"
         )
     return problem, notes
-
-
-def mean_lengths(problem: Problem) -> tuple[float, float]:
-    """Mean prompt and output tokens of a problem."""
-    bins = problem.bins
-    n_in = float(np.sum(bins.in_share * bins.in_mean))
-    return n_in, 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
 
 
 def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
@@ -114,7 +107,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
       by input; lengths are those of the traffic, wherever they come from.
     """
     workload, engine = problem.workload, problem.engine
-    n_in, n_out = mean_lengths(problem)
+    n_in, n_out = problem.mean_lengths
     numbers = {
         "model": problem.model.name,
         "gpu": problem.gpu.name,
@@ -131,6 +124,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "attainment": inputs.attainment,
         "rate": inputs.rate,
         "arrival_cv": math.sqrt(float(workload.arrival_scv)),
+        "prefix_hit": float(workload.prefix_hit),
         "link": engine.link_bandwidth,
         "profile": engine.profile.name,
         "first_token": engine.first_token,
@@ -176,4 +170,5 @@ def _workload(inputs: Inputs) -> tuple[Workload, list[str]]:
         workload = dataclasses.replace(
             workload, arrival_scv=inputs.arrival_cv**2, dispersion=1.0, arrivals=np.empty(0)
         )
+    workload = dataclasses.replace(workload, prefix_hit=inputs.prefix_hit or 0.0)
     return workload, notes

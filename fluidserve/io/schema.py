@@ -93,6 +93,7 @@ class Inputs(BaseModel):
       attainment: share of requests that must meet both.
       rate: arrival rate to serve, 1/s.
       arrival_cv: coefficient of variation of the times between arrivals.
+      prefix_hit: share of the prompt tokens found in the prefix cache.
       link: bandwidth between the pools, B/s.
       profile: name or path of a profile.
       first_token: where the first token leaves; that of the profile when left out.
@@ -128,6 +129,7 @@ class Inputs(BaseModel):
     attainment: Number = Field(0.9, gt=0, lt=1)
     rate: Rate | None = None
     arrival_cv: Number | None = Field(None, ge=0, le=10)
+    prefix_hit: Number | None = Field(None, ge=0, lt=1)
     link: Bandwidth | None = None
     profile: str = "default"
     first_token: Annotated[Literal["prefill", "decode"], BeforeValidator(_lower)] | None = None

@@ -24,6 +24,7 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
         *_ties(result),
         limit_sentence(best),
         confidence_sentence(best),
+        *prefix_sentences(problem),
         profile_sentence(problem),
         saturation_sentence(problem, best.deployment.prefill),
     ]
@@ -64,6 +65,24 @@ def profile_sentence(problem: Problem) -> str:
         return f"Step times: profile {profile.name}, constants fitted to measurements ({rest})."
     detail = rest or kind
     return f"Step times: profile {profile.name}, constants ASSUMED, not measured ({detail})."
+
+
+def prefix_sentences(problem: Problem) -> list[str]:
+    """What a prefix cache is taken to do, and traffic that would do it; none without a cache."""
+    hit = problem.prefix_hit
+    if hit is None:
+        return []
+    n_in, n_out = (round(n) for n in problem.mean_lengths)
+    shared = min(round(hit * n_in), n_in - 1)
+    return [
+        f"Prefix cache: {hit:.1%} of every prompt is taken as found in it, so that prefill reads "
+        "the KV of that share and computes the rest; memory and hand-over are those of whole "
+        "prompts.",
+        f"To measure this hit rate, let all prompts of a benchmark begin alike: {shared:,} tokens "
+        f"in common and {n_in - shared:,} of their own (vllm bench serve --dataset-name random "
+        f"--random-prefix-len {shared} --random-input-len {n_in - shared} --random-output-len "
+        f"{n_out}). A benchmark without them measures no cache.",
+    ]
 
 
 def saturation_sentence(problem: Problem, pool: Pool) -> str:

@@ -57,6 +57,8 @@ class Question:
       first_token: where the first token leaves.
       prefill_batch: most prompts that a prefill instance computes together.
       dispatch: how requests are spread over the instances of both pools.
+      prefix_hit: share of the prompt tokens found in the prefix cache; None without one, which is
+        a program of its own.
     """
 
     bins: LengthBins
@@ -70,6 +72,7 @@ class Question:
     first_token: FirstToken = static()
     prefill_batch: int = static(default=1)
     dispatch: Dispatch = static(default="shared")
+    prefix_hit: Leaf | None = None
 
 
 def question_of(problem: Problem) -> Question:
@@ -87,6 +90,7 @@ def question_of(problem: Problem) -> Question:
         first_token=engine.first_token,
         prefill_batch=engine.prefill_batch,
         dispatch=engine.dispatch,
+        prefix_hit=problem.prefix_hit,
     )
 
 
@@ -154,6 +158,7 @@ def candidates(
         prefill_batch=question.prefill_batch,
         first_token=question.first_token,
         dispatch=question.dispatch,
+        prefix_hit=question.prefix_hit,
     )
     return Plan(
         system=system,
@@ -223,7 +228,7 @@ def score(
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
       max_replicas: largest instance count the compiled program holds.
     """
-    prefill = prefill_shape(shapes, question.bins)
+    prefill = prefill_shape(shapes, question.bins, question.prefix_hit)
     lengths = decode_lengths(question.bins, question.first_token)
 
     @jax.jit  # traced once for the shapes and for the loop

@@ -123,6 +123,7 @@ class Workload:
         when busy spells last longer than a few arrivals, as the rate of a day does.
       rate: mean arrival rate of a trace, 1/s; ``nan`` when the workload brings none.
       arrivals: arrival times of a trace, s from its start; empty when it brings none.
+      prefix_hit: share of the tokens of every prompt that the prefix cache holds, in [0, 1).
     """
 
     name: str = static()
@@ -131,6 +132,7 @@ class Workload:
     dispersion: Leaf = 1.0
     rate: Leaf = np.nan
     arrivals: Leaf = dataclasses.field(default_factory=lambda: np.empty(0))
+    prefix_hit: Leaf = 0.0
 
 
 def stratified(n: int, rng: np.random.Generator | None = None) -> np.ndarray:

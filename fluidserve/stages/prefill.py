@@ -57,19 +57,30 @@ class PrefillShape:
     pp: Leaf
 
 
-def prefill_shape(instance: Instance, bins: LengthBins) -> PrefillShape:
-    """Stage times of an instance over the prompt bins."""
+def prefill_shape(
+    instance: Instance, bins: LengthBins, prefix_hit: Leaf | None = None
+) -> PrefillShape:
+    """Stage times of an instance over the prompt bins.
+
+    Args:
+      instance: the instance.
+      bins: the prompts.
+      prefix_hit: share of every prompt found in the prefix cache; None without one.
+    """
+
+    def time(tokens: Float[Array, "q ..."]) -> Float[Array, "q *c"]:
+        return prefill_time(instance.times, tokens, prefix_hit)
 
     def lead(x: Float[Array, " q"]) -> Float[Array, "q ..."]:
         return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(instance.pp))))
 
     share, centre, spread = lead(bins.in_share), lead(bins.in_mean), lead(bins.in_var)
     low, high = lead(bins.in_low), lead(bins.in_high)
-    middle = prefill_time(instance.times, centre)
-    at_low, at_high = prefill_time(instance.times, low), prefill_time(instance.times, high)
+    middle = time(centre)
+    at_low, at_high = time(low), time(high)
     width = jnp.maximum(high - low, 1.0)
     slope = (at_high - at_low) / width
-    quarter = prefill_time(instance.times, 0.5 * (low + high))
+    quarter = time(0.5 * (low + high))
     curvature = 4.0 * (at_high - 2.0 * quarter + at_low) / width**2
     in_bin = middle + 0.5 * curvature * spread
     mean = jnp.sum(share * in_bin, axis=0)

@@ -45,6 +45,8 @@ class System:
         slot wait count in TPOT. ``decode``: it leaves after hand-over, slot wait and the first
         decode step, and they count in TTFT.
       dispatch: how requests are spread over the instances of both pools.
+      prefix_hit: share of every prompt's tokens that prefill finds in its prefix cache; None
+        without one. Memory and hand-over are those of whole prompts.
     """
 
     prefill: Instance
@@ -58,6 +60,7 @@ class System:
     prefill_batch: int = static(default=1)
     first_token: FirstToken = static(default="prefill")
     dispatch: Dispatch = static(default="shared")
+    prefix_hit: Leaf | None = None
 
 
 def kv_capacity(

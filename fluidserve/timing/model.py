@@ -7,6 +7,7 @@ the event simulator evaluates them on Python floats and the engine on JAX arrays
 
 from abc import abstractmethod
 
+from fluidserve._numerics import minimum
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 
@@ -39,9 +40,23 @@ class AbstractTimeModel:
         """Time that one pipeline stage is busy with `work`, s; broadcasts over its fields."""
 
 
-def prefill_work(n_in: Number) -> Work:
-    """One prompt of `n_in` tokens, nothing cached."""
-    return Work(new=n_in, attended=0.5 * n_in * n_in, kv_read=0.0, sequences=1.0, prompts=1.0)
+def prefill_work(n_in: Number, prefix_hit: Number | None = None) -> Work:
+    """One prompt of `n_in` tokens.
+
+    Tokens found in the prefix cache are neither computed nor attend again, but the new ones attend
+    to them: ``L**2 / 2`` pairs less the ``C**2 / 2`` within the cached ``C = min(h L, L - 1)``,
+    whose KV is read. The last token is always computed, as it makes the first one of the output.
+
+    Args:
+      n_in: L, tokens.
+      prefix_hit: h, share of the tokens found in the cache, in [0, 1); None without a cache.
+    """
+    if prefix_hit is None:
+        return Work(new=n_in, attended=0.5 * n_in * n_in, kv_read=0.0, sequences=1.0, prompts=1.0)
+    cached = minimum(prefix_hit * n_in, n_in - 1.0)
+    new = n_in - cached
+    pairs = 0.5 * new * (n_in + cached)
+    return Work(new=new, attended=pairs, kv_read=cached, sequences=1.0, prompts=1.0)
 
 
 def decode_work(batch: Number, context: Number) -> Work:
@@ -49,9 +64,11 @@ def decode_work(batch: Number, context: Number) -> Work:
     return Work(new=batch, attended=context, kv_read=context, sequences=batch, prompts=0.0)
 
 
-def prefill_time(model: AbstractTimeModel, n_in: Number) -> Number:
+def prefill_time(
+    model: AbstractTimeModel, n_in: Number, prefix_hit: Number | None = None
+) -> Number:
     """Time of one stage for one prompt, s; a pass through `pp` stages takes `pp` times that."""
-    return model.stage_time(prefill_work(n_in))
+    return model.stage_time(prefill_work(n_in, prefix_hit))
 
 
 def decode_time(model: AbstractTimeModel, batch: Number, context: Number) -> Number:

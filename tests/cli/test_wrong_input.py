@@ -51,6 +51,8 @@ FLAGS = [
     ({"max_batch": "0"}, "--max-batch: '0' must be at least 1"),
     ({"arrival_cv": "-1"}, "--arrival-cv: '-1' must be at least 0"),
     ({"arrival_cv": "30"}, "--arrival-cv: '30' must be at most 10"),
+    ({"prefix_hit": "1"}, "--prefix-hit: '1' must be below 1"),
+    ({"prefix_hit": "-0.1"}, "--prefix-hit: '-0.1' must be at least 0"),
     ({"csv": "no/such/folder/x.csv"}, "there is no directory"),
     ({"csv": "."}, "is not a regular file"),
 ]
