@@ -4,21 +4,25 @@ It shares descriptions (`specs`) and step times (`timing`) with the analysis, an
 """
 
 from fluidserve.eventsim.arrivals import draw_requests, gamma_arrivals, streams, trace_arrivals
-from fluidserve.eventsim.disaggregated import run
+from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.goodput import GoodputEstimate, goodput
 from fluidserve.eventsim.measure import (
+    FEWEST_TURNS,
     Estimate,
     Quantiles,
     Summary,
     attainment,
+    closed_window,
     estimate,
     meets,
     simulate,
+    simulate_closed,
     summarise,
 )
 from fluidserve.eventsim.records import Gaps, Records, Utilisation
 
 __all__ = [
+    "FEWEST_TURNS",
     "Estimate",
     "Gaps",
     "GoodputEstimate",
@@ -27,13 +31,16 @@ __all__ = [
     "Summary",
     "Utilisation",
     "attainment",
+    "closed_window",
     "draw_requests",
     "estimate",
     "gamma_arrivals",
     "goodput",
     "meets",
     "run",
+    "run_closed",
     "simulate",
+    "simulate_closed",
     "streams",
     "summarise",
     "trace_arrivals",

@@ -77,6 +77,7 @@ class DecodePool:
         max_batch: float,
         first_from_prefill: bool,
         pull: Callable[[int, float], None],
+        answered: Callable[[float], None],
         record_gaps: bool,
         dispatch: Dispatch,
         rng: np.random.Generator,
@@ -88,6 +89,7 @@ class DecodePool:
         self._max_batch = max_batch
         self._tokens_before = int(first_from_prefill)
         self._pull = pull
+        self._answered = answered
         self._record_gaps = record_gaps
         self._stages = [[0.0] * pp for _ in range(replicas)]
         self._lanes = [_Lane(i, i // pp) for i in range(replicas * pp)]
@@ -196,6 +198,7 @@ class DecodePool:
             log.last_token[request] = now
             lane.context -= tokens
             self._reserved[instance] -= tokens
+            self._answered(now)
         gone = len(requests)
         lane.batch -= gone
         lane.size -= gone

@@ -22,10 +22,10 @@ from fluidserve.eventsim.decode import ITERATION_END, LANE_START, DecodePool
 from fluidserve.eventsim.dispatch import stream
 from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
 from fluidserve.eventsim.records import Gaps, Log, Records, Utilisation, collect_gaps
+from fluidserve.eventsim.sources import Source, Stream, Users
 from fluidserve.timing.instance import System
 
 _PULL_END = 1
-_ARRIVAL = 4
 
 
 def run(
@@ -55,15 +55,55 @@ def run(
     """
     system = _plain(system)
     arrival, n_in, n_out = _checked(system, arrival, n_in, n_out)
-    return _Simulation(system, Log(arrival, n_in, n_out), record_gaps, seed).run()
+    log = Log(arrival, n_in, n_out)
+    return _Simulation(system, log, Stream(log), record_gaps, seed).run()
+
+
+def run_closed(
+    system: System,
+    users: int,
+    n_in: np.ndarray,
+    n_out: np.ndarray,
+    *,
+    over: float = 0.0,
+    record_gaps: bool = False,
+    seed: int = 0,
+) -> Records:
+    """Serves users who each send the next request when the last token of theirs has left.
+
+    Args:
+      system: the deployment; one, not a batch.
+      users: how many, at least one; those beyond the number of requests have nothing to send.
+      n_in: prompt tokens of the requests in the order in which they are sent, whole numbers.
+      n_out: their output tokens, whole numbers.
+      over: time over which the users begin, evenly, s; 0 is all at once.
+      record_gaps: also keep every time between two tokens.
+      seed: of random dispatch; without effect under the other rules.
+
+    Returns:
+      one record per request.
+
+    Raises:
+      InputError: no users, a negative time, or what `run` raises.
+    """
+    if users < 1:
+        raise InputError(f"concurrency = {users} must be at least 1")
+    if not 0 <= over < float("inf"):
+        raise InputError(f"over = {over} must be a finite time, not negative")
+    system = _plain(system)
+    begin, n_in, n_out = _checked(system, np.zeros(len(n_in)), n_in, n_out)
+    log = Log(begin, n_in, n_out)
+    source = Users(log, np.arange(users) * (over / users))
+    return _Simulation(system, log, source, record_gaps, seed).run()
 
 
 class _Simulation:
     """One run: the two pools, the link between them, and the loop over events."""
 
-    def __init__(self, system: System, log: Log, record_gaps: bool, seed: int):
+    def __init__(self, system: System, log: Log, source: Source, record_gaps: bool, seed: int):
         self._system = system
         self._log = log
+        self._source = source
         self._record_gaps = record_gaps
         self._from_prefill = system.first_token == "prefill"
         self._link_free = 0.0
@@ -85,6 +125,7 @@ class _Simulation:
             max_batch=float(system.max_batch),
             first_from_prefill=self._from_prefill,
             pull=self._pull,
+            answered=source.answered,
             record_gaps=record_gaps,
             dispatch=system.dispatch,
             rng=rng,
@@ -92,9 +133,9 @@ class _Simulation:
 
     def run(self) -> Records:
         """Handles events in time order until none is left."""
-        log, prefill, decode = self._log, self._prefill, self._decode
-        heap, arrivals, requests = log.heap, log.arrival, len(log.arrival)
-        heap.append((arrivals[0], _ARRIVAL, 0))
+        log, prefill, decode, source = self._log, self._prefill, self._decode, self._source
+        heap = log.heap
+        source.begin()
         while heap:
             now, rank, item = heappop(heap)
             if rank == ITERATION_END:
@@ -110,11 +151,8 @@ class _Simulation:
             elif rank == STAGE_FREE:
                 prefill.start(now)
             else:
-                while item < requests and arrivals[item] == now:
-                    prefill.arrive(item)
-                    item += 1
-                if item < requests:
-                    heappush(heap, (arrivals[item], _ARRIVAL, item))
+                for request in source.arrive(now):
+                    prefill.arrive(request)
                 prefill.start(now)
         return log.records(self._utilisation(), self._gaps())
 
@@ -128,6 +166,7 @@ class _Simulation:
                     log.kv_start[request] = log.kv_end[request] = now
                     log.decode_start[request] = log.last_token[request] = now
                     self._prefill.release(request)
+                    self._source.answered(now)
                     continue
             self._decode.dispatch(request, now)
         self._prefill.start(now)

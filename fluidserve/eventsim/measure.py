@@ -6,14 +6,18 @@ import math
 import numpy as np
 
 from fluidserve.errors import InputError
-from fluidserve.eventsim.arrivals import draw_requests
-from fluidserve.eventsim.disaggregated import run
+from fluidserve.eventsim.arrivals import draw_requests, streams
+from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.records import Records
 from fluidserve.specs.slo import Slo
-from fluidserve.specs.workload import Workload
+from fluidserve.specs.workload import Workload, draw_lengths
 from fluidserve.timing.instance import System
 
 _ROUNDING = 1.0 + 1e-9
+_SETTLING = 3
+_DRAINING = 2
+FEWEST_TURNS = 10
+"""Requests of each user, on average, below which a closed loop shows mostly its start and end."""
 
 
 def simulate(
@@ -47,6 +51,63 @@ def simulate(
         raise InputError(f"rate = {rate} must be positive and finite (1/s)")
     unit, n_in, n_out = draw_requests(workload, requests, seed=seed, stratify=stratify)
     return run(system, unit / rate, n_in, n_out, record_gaps=record_gaps, seed=seed)
+
+
+def simulate_closed(
+    system: System,
+    workload: Workload,
+    users: int,
+    *,
+    requests: int,
+    seed: int,
+    stratify: bool = True,
+    record_gaps: bool = False,
+) -> Records:
+    """Draws lengths and serves users who begin together and wait for their answers.
+
+    Recorded arrivals mean nothing here: a workload only gives lengths.
+
+    Args:
+      system: the deployment.
+      workload: lengths.
+      users: how many, each with one request at a time.
+      requests: of all users together.
+      seed: one seed for everything.
+      stratify: exact quantiles in random order instead of independent draws.
+      record_gaps: also keep every time between two tokens.
+
+    Returns:
+      every request; `closed_window` says which to leave out of metrics.
+
+    Raises:
+      InputError: what `run_closed` raises.
+    """
+    _, for_lengths = streams(seed)
+    n_in, n_out = draw_lengths(workload.lengths, requests, for_lengths, stratify=stratify)
+    return run_closed(system, users, n_in, n_out, record_gaps=record_gaps, seed=seed)
+
+
+def closed_window(users: int, requests: int) -> dict[str, float]:
+    """Shares at the start and at the end of a closed loop that `summarise` should leave out.
+
+    Users who begin together stay in step for some turns, and the last requests meet users who
+    have nothing left to send.
+
+    Returns:
+      `warmup` and `tail`: a tenth and a twentieth, or three and two turns of each user if longer.
+
+    Raises:
+      InputError: less than `FEWEST_TURNS` turns.
+    """
+    if requests < FEWEST_TURNS * users:
+        raise InputError(
+            f"requests = {requests} are too few for {users} users; take at least "
+            f"{FEWEST_TURNS * users}, {FEWEST_TURNS} for each"
+        )
+    return {
+        "warmup": max(0.1, _SETTLING * users / requests),
+        "tail": max(0.05, _DRAINING * users / requests),
+    }
 
 
 def meets(records: Records, slo: Slo) -> np.ndarray:
