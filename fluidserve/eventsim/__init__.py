@@ -6,6 +6,13 @@ It shares descriptions (`specs`) and step times (`timing`) with the analysis, an
 from fluidserve.eventsim.arrivals import draw_requests, gamma_arrivals, streams, trace_arrivals
 from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.goodput import GoodputEstimate, goodput
+from fluidserve.eventsim.horizon import (
+    goodput_first,
+    mean_utilisation,
+    runs_for,
+    simulate_first,
+    summarise_first,
+)
 from fluidserve.eventsim.measure import (
     FEWEST_TURNS,
     Estimate,
@@ -36,12 +43,17 @@ __all__ = [
     "estimate",
     "gamma_arrivals",
     "goodput",
+    "goodput_first",
+    "mean_utilisation",
     "meets",
     "run",
     "run_closed",
+    "runs_for",
     "simulate",
     "simulate_closed",
+    "simulate_first",
     "streams",
     "summarise",
+    "summarise_first",
     "trace_arrivals",
 ]

@@ -19,7 +19,7 @@ _IDLE_REQUESTS = 1000
 _LARGEST_STEP = 4.0
 _MOST_STEPS = 40
 
-_Probe = tuple[float, float]
+Probe = tuple[float, float]
 """A rate and the margin there."""
 
 
@@ -79,14 +79,14 @@ def goodput(
     if not seeds:
         raise InputError("seeds: give at least one")
     guess = float(guess) if 0 < guess < math.inf else 1.0
-    idle = _idle(system, workload, slo)
+    idle = idle_probe(system, workload, slo)
     if idle[1] < 0:
         return GoodputEstimate(value=0.0, low=0.0, high=0.0, se=0.0, probes=1)
     probes, rates, step = 1, [], 1.1
     for seed in seeds:
         margin = _Margin(system, workload, slo, requests, seed, warmup, tail)
-        low, high = _bracket(margin, guess, step, idle)
-        guess, step = _narrow(margin, low, high, tolerance), 1.02
+        low, high = bracket(margin, guess, step, idle)
+        guess, step = narrow(margin, low, high, tolerance), 1.02
         rates.append(guess)
         probes += margin.probes
     mean = estimate(np.array(rates))
@@ -112,7 +112,7 @@ class _Margin:
         self._warmup, self._tail, self._seed = warmup, tail, seed
         self.probes = 0
 
-    def __call__(self, rate: float) -> _Probe:
+    def __call__(self, rate: float) -> Probe:
         """One run."""
         self.probes += 1
         arrival = self._unit / rate
@@ -121,7 +121,7 @@ class _Margin:
         return rate, attainment(kept, self._slo) - float(self._slo.attainment)
 
 
-def _idle(system: System, workload: Workload, slo: Slo) -> _Probe:
+def idle_probe(system: System, workload: Workload, slo: Slo) -> Probe:
     """The margin of requests that never meet each other, at a rate where they hardly would."""
     _, n_in, n_out = draw_requests(workload, _IDLE_REQUESTS, seed=0)
     longest_in, longest_out = float(n_in.max()), float(n_out.max())
@@ -136,9 +136,9 @@ def _idle(system: System, workload: Workload, slo: Slo) -> _Probe:
     return 0.01 / spacing, attainment(records, slo) - float(slo.attainment)
 
 
-def _bracket(
-    margin: Callable[[float], _Probe], guess: float, step: float, idle: _Probe
-) -> tuple[_Probe, _Probe]:
+def bracket(
+    margin: Callable[[float], Probe], guess: float, step: float, idle: Probe
+) -> tuple[Probe, Probe]:
     """Neighbouring rates that meet and miss the target, by growing steps from `guess`."""
     here = margin(guess)
     for _ in range(_MOST_STEPS):
@@ -155,9 +155,7 @@ def _bracket(
     )
 
 
-def _narrow(
-    margin: Callable[[float], _Probe], low: _Probe, high: _Probe, tolerance: float
-) -> float:
+def narrow(margin: Callable[[float], Probe], low: Probe, high: Probe, tolerance: float) -> float:
     """Closes the bracket and interpolates inside it.
 
     Regula falsi that stays half a tolerance away from both ends, so that a probe close to the
@@ -178,6 +176,6 @@ def _narrow(
     return _root(low, high)
 
 
-def _root(low: _Probe, high: _Probe) -> float:
+def _root(low: Probe, high: Probe) -> float:
     """Where the straight line through two probes is zero."""
     return low[0] + (high[0] - low[0]) * low[1] / (low[1] - high[1])

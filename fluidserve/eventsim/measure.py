@@ -220,15 +220,16 @@ def summarise(
     first, last = kept.arrival[0], kept.arrival[-1]
     done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
     return Summary(
-        ttft=_quantiles(kept.ttft),
-        tpot=_quantiles(kept.tpot[kept.n_out > 1]),
+        ttft=quantiles(kept.ttft),
+        tpot=quantiles(kept.tpot[kept.n_out > 1]),
         attainment=share,
         throughput=float(done / (last - first)) if last > first else 0.0,
         requests=len(kept),
     )
 
 
-def _quantiles(times: np.ndarray) -> Quantiles:
+def quantiles(times: np.ndarray) -> Quantiles:
+    """Mean and quantiles of some times, s; ``nan`` without any."""
     if not len(times):
         return Quantiles(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan)
     p50, p90, p99 = (float(x) for x in np.quantile(times, [0.5, 0.9, 0.99]))

@@ -99,6 +99,9 @@ def fitting_shapes(problem: Problem, budget: int) -> tuple[list[Shape], Counter]
         for pp in powers_of_two(problem.model.layers):
             if tp * pp > budget - 1:
                 continue
+            if tp not in problem.engine.profile.degrees(problem.gpu.name, [tp]):
+                rejected[f"the profile has no coefficients for tp={tp}"] += 1
+                continue
             instance = problem.instance(tp, pp)
             reason = misfit(problem, instance, tp=tp, pp=pp)
             if reason:

@@ -8,6 +8,7 @@ from fluidserve.specs.model import ModelSpec
 from fluidserve.timing.layers import layer_times
 from fluidserve.timing.model import AbstractTimeModel
 from fluidserve.timing.paper import paper_times
+from fluidserve.timing.polynomial import PolynomialConstants, polynomial_times
 from fluidserve.timing.profile import FirstToken, LayerConstants, Profile
 
 
@@ -86,6 +87,8 @@ def build_instance(
     constants = profile.constants_for(gpu.name)
     if isinstance(constants, LayerConstants):
         times = layer_times(model, gpu, tp=tp, pp=pp, constants=constants)
+    elif isinstance(constants, PolynomialConstants):
+        times = polynomial_times(model.name, tp=tp, pp=pp, constants=constants)
     else:
         times = paper_times(model, gpu, tp=tp, pp=pp, constants=constants)
     capacity = kv_capacity(model, gpu, tp=tp, pp=pp, profile=profile, utilization=utilization)

@@ -1,8 +1,8 @@
 """Profiles: the constants of a time model and the habits of an engine, read from TOML.
 
-A profile names its form (``paper`` or ``layers``), where the first token leaves, how much memory
-an engine takes, and constants per accelerator with their provenance. Shipped ones lie in
-``profiles/``; a user's file has the same keys.
+A profile names its form (``paper``, ``layers`` or ``polynomial``), where the first token leaves,
+how much memory an engine takes, and constants per accelerator with their provenance. Shipped ones
+lie in ``profiles/``; a user's file has the same keys.
 """
 
 import dataclasses
@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fluidserve.errors import InputError
+from fluidserve.timing.polynomial import (
+    DecodeCoefficients,
+    PolynomialConstants,
+    PrefillCoefficients,
+)
 
 FirstToken = Literal["prefill", "decode"]
 
@@ -78,6 +83,9 @@ class LayerConstants:
     provenance: str
 
 
+Constants = PaperConstants | LayerConstants | PolynomialConstants
+
+
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """A time model with its constants, and what an engine does by default.
@@ -85,7 +93,7 @@ class Profile:
     Attributes:
       name: what the profile is called.
       description: one sentence for people.
-      form: ``paper`` or ``layers``.
+      form: ``paper``, ``layers`` or ``polynomial``.
       first_token: whether the first token leaves at the end of prefill or after the first decode
         step.
       memory_utilization: share of the usable bytes that an engine takes for weights and KV.
@@ -96,20 +104,27 @@ class Profile:
 
     name: str
     description: str
-    form: Literal["paper", "layers"]
+    form: Literal["paper", "layers", "polynomial"]
     first_token: FirstToken
     memory_utilization: float
     memory_of: Literal["usable", "datasheet"]
     handover_overhead: float
-    constants: dict[str, PaperConstants | LayerConstants]
+    constants: dict[str, Constants]
 
-    def constants_for(self, gpu: str) -> PaperConstants | LayerConstants:
+    def constants_for(self, gpu: str) -> Constants:
         """Constants of an accelerator; those of ``*`` where it has none of its own."""
         found = self.constants.get(gpu.lower(), self.constants.get("*"))
         if found is None:
             known = ", ".join(sorted(self.constants))
             raise InputError(f"profile {self.name}: no constants for {gpu}; it has {known}")
         return found
+
+    def degrees(self, gpu: str, wanted: list[int]) -> list[int]:
+        """Which of some tensor-parallel degrees there are step times for."""
+        constants = self.constants_for(gpu)
+        if isinstance(constants, PolynomialConstants):
+            return [tp for tp in wanted if tp in constants.degrees()]
+        return wanted
 
     def provenance(self, gpu: str) -> str:
         """Where the constants of an accelerator come from."""
@@ -144,17 +159,45 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def _build(table: dict[str, Any], *, where: str) -> Profile:
-    kinds = {"paper": PaperConstants, "layers": LayerConstants}
+    kinds = {
+        "paper": PaperConstants,
+        "layers": LayerConstants,
+        "polynomial": PolynomialConstants,
+    }
     form = table.get("form")
     if form not in kinds:
         raise InputError(f"profile {where}: form is {form!r}; it must be one of {', '.join(kinds)}")
     entries = table.pop("constants", {})
     shared = entries.pop("shared", {})
-    constants = {
-        gpu.lower(): _record(kinds[form], shared | values, f"profile {where}, constants.{gpu}")
-        for gpu, values in entries.items()
-    }
+    constants = {}
+    for gpu, values in entries.items():
+        place = f"profile {where}, constants.{gpu}"
+        values = shared | values
+        if form == "polynomial":
+            values = _by_degree(values, place)
+        constants[gpu.lower()] = _record(kinds[form], values, place)
     return _record(Profile, table | {"constants": constants}, f"profile {where}")
+
+
+def _by_degree(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Reads the tables of coefficients, which are by tensor-parallel degree."""
+    kinds = {"prefill": PrefillCoefficients, "decode": DecodeCoefficients}
+    read = dict(values)
+    for phase, kind in kinds.items():
+        tables = values.get(phase, {})
+        if not isinstance(tables, dict) or not tables:
+            raise InputError(f"{where}: {phase} needs a table for each tp, such as {phase}.1")
+        read[phase] = {}
+        for degree, table in tables.items():
+            place = f"{where}.{phase}.{degree}"
+            if not degree.isdecimal() or int(degree) < 1:
+                raise InputError(f"{place}: {degree!r} is no tensor-parallel degree")
+            sets = table if isinstance(table, list) else [table]
+            if not 1 <= len(sets) <= (2 if phase == "decode" else 1):
+                raise InputError(f"{place}: one set of coefficients; for decode one or two")
+            found = tuple(_record(kind, dict(one), place) for one in sets)
+            read[phase][int(degree)] = found if phase == "decode" else found[0]
+    return read
 
 
 def _record(kind: type, values: dict[str, Any], where: str) -> Any:
@@ -162,7 +205,8 @@ def _record(kind: type, values: dict[str, Any], where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     if unknown := sorted(values.keys() - fields.keys()):
         raise InputError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
-    if missing := sorted(fields.keys() - values.keys()):
+    needed = {name for name, f in fields.items() if f.default is dataclasses.MISSING}
+    if missing := sorted(needed - values.keys()):
         raise InputError(f"{where}: {missing[0]!r} is missing")
     for key, value in values.items():
         if fields[key].type is float:
