@@ -12,6 +12,7 @@ from fluidserve.specs.model import ModelSpec
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.instance import Instance, System, build_instance
+from fluidserve.timing.kv import kv_shape, token_bytes
 from fluidserve.timing.profile import FirstToken, Profile
 
 
@@ -111,7 +112,7 @@ class Problem:
             decode=of(deployment.decode),
             n_prefill=float(deployment.prefill.replicas),
             n_decode=float(deployment.decode.replicas),
-            kv_bytes_per_token=self.model.kv_bytes_per_token,
+            kv_bytes_per_token=token_bytes(self.model),
             link_bandwidth=self.engine.link_bandwidth,
             handover_overhead=self.engine.profile.handover_overhead,
             max_batch=float(self.engine.max_batch),
@@ -119,4 +120,5 @@ class Problem:
             first_token=self.engine.first_token,
             dispatch=self.engine.dispatch,
             prefix_hit=self.prefix_hit,
+            kv=kv_shape(self.model),
         )

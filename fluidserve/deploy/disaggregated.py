@@ -35,8 +35,10 @@ from fluidserve.stages.prefill import (
     prefill_shape,
     prefill_state,
 )
+from fluidserve.stages.windowed import prompt_moments
 from fluidserve.status import Binding
 from fluidserve.timing.instance import System
+from fluidserve.timing.kv import tokens_held
 
 
 @pytree
@@ -65,7 +67,7 @@ def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:
     return Plan(
         system=system,
         prefill=prefill_shape(system.prefill, bins, system.prefix_hit),
-        lengths=decode_lengths(bins, system.first_token),
+        lengths=decode_lengths(bins, system.first_token, system.decode.kv),
         bins=bins,
         arrival_scv=arrival_scv,
     )
@@ -131,7 +133,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         arrival_scv=plan.arrival_scv,
         max_replicas=max_replicas,
     )
-    prompt, prompt_square = _prompt_moments(bins)
+    prompt, prompt_square = prompt_moments(bins, system.kv)
     decoded = rate * _decoded_share(plan)
     link = link_state(
         decoded,
@@ -151,8 +153,9 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         transfer=handover,
         arrival_scv=plan.arrival_scv,
     )
+    held, _ = prompt_moments(bins, system.prefill.kv)
     waiting_room = jnp.maximum(
-        system.n_prefill * system.prefill.kv_capacity / prompt
+        system.n_prefill * system.prefill.kv_capacity / held
         - rate * (plan.prefill.mean * system.prefill.pp + handover),
         0.0,
     )
@@ -160,12 +163,6 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
     time_to_fill = waiting_room / jnp.where(rate > 0.0, rate, 1.0)
     overflow = decode.waits * jnp.exp(-decode.drain * time_to_fill)
     return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
-
-
-def _prompt_moments(bins: LengthBins) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean prompt, tokens, and mean squared prompt, tokens**2."""
-    mean = jnp.sum(bins.in_share * bins.in_mean)
-    return mean, jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var))
 
 
 def _decoded_share(plan: Plan):
@@ -184,7 +181,8 @@ def ttft_within(
     decode, system = state.decode, plan.system
     per_token = system.kv_bytes_per_token / system.link_bandwidth
     bins = (plan.bins.in_low, plan.bins.in_high)
-    low, high = (jnp.reshape(e, (-1, *([1] * decode.step.ndim))) * per_token for e in bins)
+    edges = (jnp.reshape(e, (-1, *([1] * decode.step.ndim))) for e in bins)
+    low, high = (tokens_held(system.kv, e) * per_token for e in edges)
     waits, drain = state.link.exponential()
     later = system.handover_overhead + first_step(decode)
     in_time = prefill.within(limit - later, Delay(low=low, high=high, waits=waits, drain=drain))
@@ -218,7 +216,7 @@ def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Fl
 
 def _handover_var(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Variance of the hand-over: of the transfer by prompt length, of the exponential wait."""
-    prompt, prompt_square = _prompt_moments(plan.bins)
+    prompt, prompt_square = prompt_moments(plan.bins, plan.system.kv)
     spread = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
     waits, drain = state.link.exponential()
     return state.link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
@@ -241,7 +239,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     carried = (state.link.load < 1.0) & (state.prefill.load < 1.0) & (state.decode.full < 1.0)
     joint = jnp.tensordot(plan.bins.joint, tpot, axes=1)
     decode, system = state.decode, plan.system
-    prompt, _ = _prompt_moments(plan.bins)
+    prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     held = plan.prefill.mean * system.prefill.pp + state.handover
     held = held + decode.waits / jnp.maximum(decode.drain, 1e-9)
     return Metrics(
@@ -273,12 +271,12 @@ def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Fl
     """
     system, lengths = plan.system, plan.lengths
     prefill = system.n_prefill / plan.prefill.mean
-    prompt, _ = _prompt_moments(plan.bins)
+    prompt, _ = prompt_moments(plan.bins, system.kv)
     per_request = system.kv_bytes_per_token * prompt / system.link_bandwidth
     link = 1.0 / jnp.maximum(per_request * _decoded_share(plan), 1e-12)
     nothing = jnp.zeros_like(prefill)
     room = slots(system.decode, lengths, system.max_batch, nothing)
-    per_slot = lengths.mean_steps * step_time(system.decode, room, lengths.context)
+    per_slot = lengths.mean_steps * step_time(system.decode, lengths, room)
     decode = system.n_decode * room / per_slot
     return prefill, jnp.broadcast_to(link, prefill.shape), decode
 

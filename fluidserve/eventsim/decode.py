@@ -1,5 +1,6 @@
 """Decode instances with continuous batching: every iteration gives each request one token."""
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from fluidserve.eventsim.dispatch import chooser
 from fluidserve.eventsim.records import Log
 from fluidserve.specs.deployment import Dispatch
 from fluidserve.timing.instance import Instance
-from fluidserve.timing.model import decode_work
+from fluidserve.timing.kv import tokens_held
 
 ITERATION_END = 2
 LANE_START = 3
@@ -29,7 +30,9 @@ class _Lane:
         "batch",
         "context",
         "ends",
+        "filling",
         "fresh",
+        "growing",
         "index",
         "instance",
         "iteration",
@@ -37,6 +40,7 @@ class _Lane:
         "leaving",
         "running",
         "size",
+        "windowed",
     )
 
     def __init__(self, index: int, instance: int):
@@ -44,6 +48,9 @@ class _Lane:
         self.instance = instance
         self.batch = 0
         self.context = 0
+        self.windowed = 0.0  # contexts, each at most the window
+        self.growing = 0  # requests whose context is within it
+        self.filling: dict[int, int] = {}  # how many stop growing, by their last such iteration
         self.iteration = 0
         self.size = 0  # batch and those about to join
         self.running = False
@@ -84,7 +91,8 @@ class DecodePool:
     ):
         pp = int(instance.pp)
         self._log = log
-        self._stage_time = instance.times.stage_time
+        self._instance = instance
+        self._window = math.inf if instance.kv is None else float(instance.kv.window)
         self._capacity = float(instance.kv_capacity)
         self._max_batch = max_batch
         self._tokens_before = int(first_from_prefill)
@@ -98,7 +106,7 @@ class DecodePool:
         self._load = [0] * replicas
         self._instance_of = chooser(dispatch, self._load, len(log.arrival), rng)
         self._admitted = [0] * replicas
-        self._reserved = [0] * replicas
+        self._reserved = [0.0] * replicas
         self.busy = 0.0
         self.joined = [(0, 0)] * len(log.arrival)
 
@@ -144,6 +152,8 @@ class DecodePool:
             last = lane.iteration
             lane.iteration = last + 1
             lane.context += lane.batch
+            lane.windowed += lane.growing
+            lane.growing -= lane.filling.pop(last, 0)
             if self._record_gaps:
                 lane.ends.append(now)
             if lane.fresh:
@@ -162,7 +172,9 @@ class DecodePool:
 
     def _run(self, lane: _Lane, now: float) -> float:
         """Passes the batch through the stages; returns when the last one ends, s."""
-        busy = self._stage_time(decode_work(lane.batch, lane.context))
+        instance = self._instance
+        work = instance.decode_work(lane.batch, lane.context, lane.windowed)
+        busy = instance.times.stage_time(work)
         stages, end = self._stages[lane.instance], now
         for s, free in enumerate(stages):
             end = (free if free > end else end) + busy
@@ -178,10 +190,21 @@ class DecodePool:
             steps = log.n_out[request] - self._tokens_before
             lane.leaving.setdefault(lane.iteration + steps - 1, []).append(request)
             lane.batch += 1
-            lane.context += log.n_in[request] + self._tokens_before
+            self._attend(lane, log.n_in[request] + self._tokens_before, steps)
             log.decode_start[request] = begin
             self.joined[request] = (lane.index, lane.iteration)
         lane.fresh, lane.joining = lane.joining, []
+
+    def _attend(self, lane: _Lane, context: int, steps: int) -> None:
+        """Counts the context of a request that makes `steps` tokens from here on."""
+        lane.context += context
+        left = self._window - context
+        lane.windowed += min(context, self._window)
+        if left > 0:
+            lane.growing += 1
+            if left <= steps:
+                last = lane.iteration + math.ceil(left) - 1
+                lane.filling[last] = lane.filling.get(last, 0) + 1
 
     def _note_first_tokens(self, lane: _Lane, now: float) -> None:
         """Ends the first iteration of a lane's newcomers."""
@@ -197,7 +220,9 @@ class DecodePool:
             tokens = log.n_in[request] + log.n_out[request]
             log.last_token[request] = now
             lane.context -= tokens
-            self._reserved[instance] -= tokens
+            lane.windowed -= min(tokens, self._window)
+            lane.growing -= tokens < self._window
+            self._reserved[instance] -= tokens_held(self._instance.kv, tokens)
             self._answered(now)
         gone = len(requests)
         lane.batch -= gone
@@ -211,8 +236,9 @@ class DecodePool:
         queue, log = self._queues[instance], self._log
         while queue and self._admitted[instance] < self._max_batch:
             tokens = log.n_in[queue[0]] + log.n_out[queue[0]]
-            if self._reserved[instance] + tokens > self._capacity:
+            need = tokens_held(self._instance.kv, tokens)
+            if self._reserved[instance] + need > self._capacity:
                 return
             self._admitted[instance] += 1
-            self._reserved[instance] += tokens
+            self._reserved[instance] += need
             self._pull(queue.popleft(), now)

@@ -24,6 +24,7 @@ from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
 from fluidserve.eventsim.records import Gaps, Log, Records, Utilisation, collect_gaps
 from fluidserve.eventsim.sources import Source, Stream, Users
 from fluidserve.timing.instance import System
+from fluidserve.timing.kv import tokens_held
 
 _PULL_END = 1
 
@@ -174,7 +175,8 @@ class _Simulation:
     def _pull(self, request: int, now: float) -> None:
         """Queues the KV of an admitted request on the link, then adds the fixed overhead."""
         log, system = self._log, self._system
-        service = log.n_in[request] * system.kv_bytes_per_token / system.link_bandwidth
+        held = tokens_held(system.kv, log.n_in[request])
+        service = held * system.kv_bytes_per_token / system.link_bandwidth
         self._link_free = max(self._link_free, now) + service
         self._link_busy += service
         end = self._link_free + system.handover_overhead
@@ -185,13 +187,15 @@ class _Simulation:
         """Averages over the run."""
         log, system = self._log, self._system
         horizon = max(log.last_token) - log.arrival[0]
+        prefill, decode = system.prefill, system.decode
         decoding = prefill_kv = decode_kv = 0.0
         for r in range(len(log.arrival)):
             decoding += log.last_token[r] - log.decode_start[r]
-            prefill_kv += log.n_in[r] * (log.kv_end[r] - log.prefill_start[r])
+            held = tokens_held(prefill.kv, log.n_in[r])
+            prefill_kv += held * (log.kv_end[r] - log.prefill_start[r])
             if log.decode_instance[r] >= 0:
-                decode_kv += (log.n_in[r] + log.n_out[r]) * (log.last_token[r] - log.kv_start[r])
-        prefill, decode = system.prefill, system.decode
+                held = tokens_held(decode.kv, log.n_in[r] + log.n_out[r])
+                decode_kv += held * (log.last_token[r] - log.kv_start[r])
         return Utilisation(
             horizon=float(horizon),
             prefill=float(self._prefill.busy / (system.n_prefill * prefill.pp * horizon)),
@@ -253,13 +257,14 @@ def _checked(
             raise InputError(f"{name}: token counts must be whole numbers of at least 1")
     n_in, n_out = n_in.astype(np.int64), n_out.astype(np.int64)
     handed_over = n_out > (1 if system.first_token == "prefill" else 0)
-    for role, room, need in (
-        ("prefill", system.prefill.kv_capacity, n_in.max()),
-        ("decode", system.decode.kv_capacity, (n_in + n_out)[handed_over].max(initial=0)),
+    for role, instance, tokens in (
+        ("prefill", system.prefill, n_in.max()),
+        ("decode", system.decode, (n_in + n_out)[handed_over].max(initial=0)),
     ):
+        room, need = instance.kv_capacity, tokens_held(instance.kv, tokens)
         if need > room:
             raise InputError(
-                f"{role}.kv_capacity = {room:g} tokens is less than the {need} tokens that one "
+                f"{role}.kv_capacity = {room:g} tokens is less than the {need:g} tokens that one "
                 "request needs; use more memory per instance or shorter requests"
             )
     return arrival, n_in, n_out

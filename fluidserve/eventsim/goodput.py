@@ -13,7 +13,7 @@ from fluidserve.eventsim.measure import attainment, estimate
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.instance import System
-from fluidserve.timing.model import decode_time, prefill_time
+from fluidserve.timing.kv import tokens_held
 
 _IDLE_REQUESTS = 1000
 _LARGEST_STEP = 4.0
@@ -127,10 +127,10 @@ def idle_probe(system: System, workload: Workload, slo: Slo) -> Probe:
     longest_in, longest_out = float(n_in.max()), float(n_out.max())
     context = float((n_in + n_out).max())
     spacing = float(
-        system.prefill.pp * prefill_time(system.prefill.times, longest_in)
-        + longest_in * system.kv_bytes_per_token / system.link_bandwidth
+        system.prefill.pp * system.prefill.prefill_time(longest_in)
+        + tokens_held(system.kv, longest_in) * system.kv_bytes_per_token / system.link_bandwidth
         + system.handover_overhead
-        + longest_out * system.decode.pp * decode_time(system.decode.times, 1.0, context)
+        + longest_out * system.decode.pp * system.decode.decode_time(1.0, context, context)
     )
     records = run(system, np.arange(_IDLE_REQUESTS) * spacing, n_in, n_out)
     return 0.01 / spacing, attainment(records, slo) - float(slo.attainment)

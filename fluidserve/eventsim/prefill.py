@@ -9,6 +9,7 @@ from fluidserve.eventsim.dispatch import chooser
 from fluidserve.eventsim.records import Log
 from fluidserve.specs.deployment import Dispatch
 from fluidserve.timing.instance import Instance
+from fluidserve.timing.kv import tokens_held
 from fluidserve.timing.model import Work
 
 PREFILL_END = 0
@@ -57,12 +58,12 @@ class PrefillPool:
         prefix_hit: float | None = None,
     ):
         self._log = log
-        self._stage_time = instance.times.stage_time
+        self._instance = instance
         self._capacity = float(instance.kv_capacity)
         self._batch = batch
-        self._prefix_hit = prefix_hit or 0.0
+        self._prefix_hit = prefix_hit
         self._stages = [[0.0] * int(instance.pp) for _ in range(replicas)]
-        self._held = [0] * replicas
+        self._held = [0.0] * replicas
         everyone = list(range(replicas))
         lines = [everyone] if dispatch == "shared" else [[g] for g in everyone]
         self._lines = [_Line(instances) for instances in lines]
@@ -86,7 +87,7 @@ class PrefillPool:
     def _start(self, line: _Line, now: float) -> None:
         """Starts prompts of a line until its head has to wait."""
         while line.waiting:
-            need = self._log.n_in[line.waiting[0]]
+            need = self._need(line.waiting[0])
             idle = [g for g in line.instances if self._stages[g][0] <= now]
             room = [g for g in idle if self._held[g] + need <= self._capacity]
             if room:
@@ -104,7 +105,11 @@ class PrefillPool:
 
     def release(self, request: int) -> None:
         """Frees the KV of a request."""
-        self._held[self._log.prefill_instance[request]] -= self._log.n_in[request]
+        self._held[self._log.prefill_instance[request]] -= self._need(request)
+
+    def _need(self, request: int) -> float:
+        """Room that the KV of a prompt takes, tokens of all layers."""
+        return tokens_held(self._instance.kv, self._log.n_in[request])
 
     def _run(self, line: _Line, instance: int, now: float) -> None:
         """Starts the head of a line, and what fits beside it, on an instance."""
@@ -114,17 +119,20 @@ class PrefillPool:
             line.stalled_since = None
         batch, new, attended, kv_read = [], 0.0, 0.0, 0.0
         while waiting and len(batch) < self._batch:
-            n_in = log.n_in[waiting[0]]
-            if self._held[instance] + n_in > self._capacity:
+            need = self._need(waiting[0])
+            if self._held[instance] + need > self._capacity:
                 break
-            self._held[instance] += n_in
-            cached = min(self._prefix_hit * n_in, n_in - 1)
-            new, kv_read = new + (n_in - cached), kv_read + cached
-            attended += 0.5 * (n_in - cached) * (n_in + cached)
+            self._held[instance] += need
+            part = self._instance.prefill_work(log.n_in[waiting[0]], self._prefix_hit)
+            new, attended, kv_read = (
+                new + part.new,
+                attended + part.attended,
+                kv_read + part.kv_read,
+            )
             batch.append(waiting.popleft())
         count = float(len(batch))
         work = Work(new=new, attended=attended, kv_read=kv_read, sequences=count, prompts=count)
-        busy = self._stage_time(work)
+        busy = self._instance.times.stage_time(work)
         stages, end = self._stages[instance], now
         for s, free in enumerate(stages):
             end = (free if free > end else end) + busy

@@ -13,6 +13,7 @@ from fluidserve.errors import InputError
 from fluidserve.problem import Problem
 from fluidserve.specs.deployment import Disaggregated, Pool
 from fluidserve.timing.instance import Instance
+from fluidserve.timing.kv import tokens_held
 
 MAX_SHAPES = 32
 """Shapes that a compiled score holds; unused places repeat the last shape."""
@@ -122,7 +123,7 @@ def misfit(problem: Problem, instance: Instance, *, tp: int, pp: int) -> str:
         return f"tp={tp} exceeds the {problem.gpu.gpus_per_node} GPUs of a node"
     if instance.kv_capacity <= 0:
         return "the weights do not fit into the memory"
-    if instance.kv_capacity < problem.bins.longest:
+    if instance.kv_capacity < tokens_held(instance.kv, problem.bins.longest):
         return "the KV of the longest request does not fit beside the weights"
     return ""
 

@@ -35,6 +35,7 @@ from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import DecodeLengths, decode_lengths
 from fluidserve.stages.prefill import PrefillShape, prefill_shape
 from fluidserve.timing.instance import Instance, System
+from fluidserve.timing.kv import KvShape, kv_shape, token_bytes
 from fluidserve.timing.profile import FirstToken
 
 CHUNK = 1024
@@ -50,7 +51,7 @@ class Question:
       slo: the promise.
       arrival_scv: squared coefficient of variation between arrivals.
       dispersion: variance over mean of the arrivals per minute.
-      kv_bytes_per_token: bytes to hand over per prompt token.
+      kv_bytes_per_token: bytes to hand over per token that a prompt holds.
       link_bandwidth: of the link between the pools, B/s; may be ``inf``.
       handover_overhead: fixed time of one transfer, s.
       max_batch: batch cap of a decode instance.
@@ -59,6 +60,7 @@ class Question:
       dispatch: how requests are spread over the instances of both pools.
       prefix_hit: share of the prompt tokens found in the prefix cache; None without one, which is
         a program of its own.
+      kv: what of its tokens a prompt hands over; None for all.
     """
 
     bins: LengthBins
@@ -73,6 +75,7 @@ class Question:
     prefill_batch: int = static(default=1)
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None
+    kv: KvShape | None = None
 
 
 def question_of(problem: Problem) -> Question:
@@ -83,7 +86,7 @@ def question_of(problem: Problem) -> Question:
         slo=problem.slo,
         arrival_scv=problem.workload.arrival_scv,
         dispersion=problem.workload.dispersion,
-        kv_bytes_per_token=problem.model.kv_bytes_per_token,
+        kv_bytes_per_token=token_bytes(problem.model),
         link_bandwidth=engine.link_bandwidth,
         handover_overhead=engine.profile.handover_overhead,
         max_batch=float(engine.max_batch),
@@ -91,6 +94,7 @@ def question_of(problem: Problem) -> Question:
         prefill_batch=engine.prefill_batch,
         dispatch=engine.dispatch,
         prefix_hit=problem.prefix_hit,
+        kv=kv_shape(problem.model),
     )
 
 
@@ -159,11 +163,12 @@ def candidates(
         first_token=question.first_token,
         dispatch=question.dispatch,
         prefix_hit=question.prefix_hit,
+        kv=question.kv,
     )
     return Plan(
         system=system,
         prefill=jax.tree.map(at(picks.prefill), prefill),
-        lengths=lengths,
+        lengths=lengths.of(picks.decode),
         bins=question.bins,
         arrival_scv=question.arrival_scv,
         dispersion=question.dispersion,
@@ -229,7 +234,7 @@ def score(
       max_replicas: largest instance count the compiled program holds.
     """
     prefill = prefill_shape(shapes, question.bins, question.prefix_hit)
-    lengths = decode_lengths(question.bins, question.first_token)
+    lengths = decode_lengths(question.bins, question.first_token, shapes.kv)
 
     @jax.jit  # traced once for the shapes and for the loop
     def one_chunk(start):

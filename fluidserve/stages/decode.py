@@ -22,6 +22,8 @@ Ignores: preemption; the smoothing of arrivals by the prefill pool; lanes that a
 leaves unequal.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
@@ -30,8 +32,14 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.specs.lengths import LengthBins
+from fluidserve.stages.windowed import (
+    Reservations,
+    Windowed,
+    held_reservations,
+    windowed_contexts,
+)
 from fluidserve.timing.instance import Instance
-from fluidserve.timing.model import decode_time
+from fluidserve.timing.kv import KvShape
 from fluidserve.timing.profile import FirstToken
 
 _NEWTON_STEPS = 6
@@ -59,6 +67,8 @@ class DecodeLengths:
       steps_scv: the same of the decode steps alone.
       residual: mean steps that an active request still has to go.
       leftover: tokens that the head of the line cannot use on average, ``E R**2 / (2 E R)``.
+      windowed: tokens within the window of an active request; None where every layer keeps
+        everything. With it, this and what is said of reservations have the shape of the instances.
     """
 
     steps: Leaf
@@ -72,13 +82,31 @@ class DecodeLengths:
     steps_scv: Leaf
     residual: Leaf
     leftover: Leaf
+    windowed: Windowed | None = None
+
+    def of(self, index: Array) -> "DecodeLengths":
+        """The lengths as the instances at `index` hold them."""
+        if self.windowed is None:
+            return self
+        mine = ("reserved", "reserved_var", "hold_scv", "leftover", "windowed")
+        picked = {
+            name: jax.tree.map(lambda leaf: leaf[..., index], getattr(self, name)) for name in mine
+        }
+        return dataclasses.replace(self, **picked)
 
 
-def decode_lengths(bins: LengthBins, first_token: FirstToken) -> DecodeLengths:
+def decode_lengths(
+    bins: LengthBins, first_token: FirstToken, kv: KvShape | None = None
+) -> DecodeLengths:
     """Length-biased moments of the requests in decode.
 
     A request of ``g + 1`` output tokens takes g steps when its first token left with prefill, and
     one more when the first decode step makes it.
+
+    Args:
+      bins: the lengths.
+      first_token: where the first token leaves.
+      kv: what of its tokens a request holds on the instances; None for all.
     """
     extra = 0.0 if first_token == "prefill" else 1.0
     w, g = bins.out_share, bins.gap_mean
@@ -95,7 +123,18 @@ def decode_lengths(bins: LengthBins, first_token: FirstToken) -> DecodeLengths:
     reserved = prompt + g + 1.0
     reserved2 = prompt2 + 2.0 * prompt * (g + 1.0) + bins.gap_square + 2.0 * g + 1.0
     active = jnp.sum(w * (o * prompt + bins.gap_square + g * (1.0 + extra) + extra)) / mean
-    active2 = jnp.sum(w * o * reserved2) / mean
+    windowed = None
+    shares, steps, steps2 = w, o, o2
+    if kv is not None:
+        everything = Reservations(mean=reserved, square=reserved2, active=active)
+        held = held_reservations(bins, kv, o, everything)
+        reserved, reserved2, active = held.mean, held.square, held.active
+        windowed = windowed_contexts(bins, kv, o, first_token)
+        shape = (-1, *([1] * jnp.ndim(kv.window)))
+        shares, steps, steps2 = (jnp.reshape(x, shape) for x in (w, o, o2))
+    active2 = jnp.sum(shares * steps * reserved2, axis=0) / mean
+    hold2 = jnp.sum(shares * steps2 * reserved2, axis=0)
+    square, first = (jnp.sum(shares * x, axis=0) for x in (reserved2, reserved))
     return DecodeLengths(
         steps=o,
         gaps=g,
@@ -104,10 +143,11 @@ def decode_lengths(bins: LengthBins, first_token: FirstToken) -> DecodeLengths:
         context_var=jnp.maximum(age2 - age**2, 0.0),
         reserved=active,
         reserved_var=jnp.maximum(active2 - active**2, 0.0),
-        hold_scv=jnp.maximum(jnp.sum(w * o2 * reserved2) / (mean * active) ** 2 - 1.0, 0.0),
+        hold_scv=jnp.maximum(hold2 / (mean * active) ** 2 - 1.0, 0.0),
         steps_scv=jnp.maximum(jnp.sum(w * o2) / mean**2 - 1.0, 0.0),
         residual=jnp.sum(w * o2) / (2.0 * mean),
-        leftover=jnp.sum(w * reserved2) / (2.0 * jnp.sum(w * reserved)),
+        leftover=square / (2.0 * first),
+        windowed=windowed,
     )
 
 
@@ -138,13 +178,23 @@ class DecodeState:
     drain: Leaf
 
 
-def step_time(instance: Instance, batch: Float[Array, "*c"], context: Leaf) -> Float[Array, "*c"]:
+def step_time(
+    instance: Instance, lengths: DecodeLengths, batch: Float[Array, "*c"]
+) -> Float[Array, "*c"]:
     """Time of one decode step of an instance that holds `batch` requests, s.
 
     The batch is spread evenly over `pp` lanes, each of which passes all stages once per step.
     """
     lane = jnp.maximum(batch / instance.pp, 1.0)
-    return instance.pp * decode_time(instance.times, lane, lane * context)
+    return instance.pp * _stage_time(instance, lengths, lane, lane * lengths.context)
+
+
+def _stage_time(instance: Instance, lengths: DecodeLengths, batch, context):
+    """Time of one stage for one decode step of `batch` requests of `context` tokens together, s."""
+    if lengths.windowed is None:
+        return instance.decode_time(batch, context)
+    windowed = lengths.windowed.level * batch + lengths.windowed.slope * context
+    return instance.decode_time(batch, context, windowed)
 
 
 def slots(
@@ -192,7 +242,7 @@ def decode_state(
     batch_var = burst * batch / ((1.0 - tilt) * replicas)
     batch_var = batch_var + jnp.where(replicas > 1.0, 0.25, 0.0)
     ends = jnp.stack([jnp.ones_like(room), room])
-    step_one, step_full = step_time(instance, ends, lengths.context)
+    step_one, step_full = step_time(instance, lengths, ends)
     step_full = step_full + unequal
     full = demand * step_full / room
     step = jnp.clip(batch / jnp.where(demand > 0.0, demand, 1.0), step_one, step_full)
@@ -236,7 +286,7 @@ def _settle(instance, lengths, demand, shift, room):
         lane = jnp.maximum(n / instance.pp, 1.0)
 
         def stage(batch, context):
-            return decode_time(instance.times, batch, context)
+            return _stage_time(instance, lengths, batch, context)
 
         where = (lane, lane * lengths.context)
         time, growth = jax.linearize(stage, *where)

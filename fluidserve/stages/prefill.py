@@ -20,7 +20,6 @@ from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
 from fluidserve.queueing.tandem import Ahead, ahead, at_levels
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.timing.instance import Instance
-from fluidserve.timing.model import prefill_time
 
 LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 """Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
@@ -69,7 +68,7 @@ def prefill_shape(
     """
 
     def time(tokens: Float[Array, "q ..."]) -> Float[Array, "q *c"]:
-        return prefill_time(instance.times, tokens, prefix_hit)
+        return instance.prefill_time(tokens, prefix_hit)
 
     def lead(x: Float[Array, " q"]) -> Float[Array, "q ..."]:
         return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(instance.pp))))

@@ -1,12 +1,13 @@
 """An instance as both paths see it: step times and room for KV; and the system made of them."""
 
 from fluidserve._pytree import pytree, static
-from fluidserve._typing import Leaf
+from fluidserve._typing import Leaf, Number
 from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
+from fluidserve.timing.kv import KvShape, kv_shape, token_bytes
 from fluidserve.timing.layers import layer_times
-from fluidserve.timing.model import AbstractTimeModel
+from fluidserve.timing.model import AbstractTimeModel, Work, decode_work, prefill_work
 from fluidserve.timing.paper import paper_times
 from fluidserve.timing.polynomial import PolynomialConstants, polynomial_times
 from fluidserve.timing.profile import FirstToken, LayerConstants, Profile
@@ -21,11 +22,40 @@ class Instance:
       pp: pipeline stages.
       kv_capacity: tokens whose KV cache fits beside the weights; not positive when the weights
         alone do not fit.
+      kv: what a request holds and reads of its tokens; None where every layer keeps and attends
+        all of them.
     """
 
     times: AbstractTimeModel
     pp: Leaf
     kv_capacity: Leaf
+    kv: KvShape | None = None
+
+    def prefill_work(self, n_in: Number, prefix_hit: Number | None = None) -> Work:
+        """One prompt of `n_in` tokens, the share `prefix_hit` of them cached; None without."""
+        if self.kv is None:
+            return prefill_work(n_in, prefix_hit)
+        return self.kv.prefill_work(n_in, prefix_hit)
+
+    def prefill_time(self, n_in: Number, prefix_hit: Number | None = None) -> Number:
+        """Time of one stage for one prompt, s; a pass through the stages takes `pp` times that."""
+        return self.times.stage_time(self.prefill_work(n_in, prefix_hit))
+
+    def decode_work(self, batch: Number, context: Number, windowed: Number = 0.0) -> Work:
+        """One decode step.
+
+        Args:
+          batch: requests.
+          context: sum of their contexts, tokens.
+          windowed: sum of the same, each at most the window; counts only where there is one.
+        """
+        if self.kv is None:
+            return decode_work(batch, context)
+        return self.kv.decode_work(batch, context, windowed)
+
+    def decode_time(self, batch: Number, context: Number, windowed: Number = 0.0) -> Number:
+        """Time of one stage for one decode step, s."""
+        return self.times.stage_time(self.decode_work(batch, context, windowed))
 
 
 @pytree
@@ -37,7 +67,7 @@ class System:
       decode: each decode instance.
       n_prefill: prefill instances.
       n_decode: decode instances.
-      kv_bytes_per_token: bytes to hand over per prompt token.
+      kv_bytes_per_token: bytes to hand over per token that a prompt holds.
       link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
       handover_overhead: fixed time of one transfer, outside the link's queue, s.
       max_batch: most requests that a decode instance holds at once.
@@ -48,6 +78,7 @@ class System:
       dispatch: how requests are spread over the instances of both pools.
       prefix_hit: share of every prompt's tokens that prefill finds in its prefix cache; None
         without one. Memory and hand-over are those of whole prompts.
+      kv: what of its tokens a prompt hands over; None for all.
     """
 
     prefill: Instance
@@ -62,12 +93,13 @@ class System:
     first_token: FirstToken = static(default="prefill")
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None
+    kv: KvShape | None = None
 
 
 def kv_capacity(
     model: ModelSpec, gpu: GpuSpec, *, tp: int, pp: int, profile: Profile, utilization: float
 ) -> float:
-    """Tokens of KV that fit on an instance after its weights.
+    """Tokens of KV, of all attention layers, that fit on an instance after its weights.
 
     The engine takes `utilization` of the memory of every GPU; weights are spread evenly. Where
     `tp` exceeds the KV heads, heads are stored more than once.
@@ -77,7 +109,7 @@ def kv_capacity(
     """
     memory = gpu.memory if profile.memory_of == "datasheet" else gpu.usable_memory
     free = tp * pp * utilization * memory - model.weight_bytes
-    return float(free / (model.kv_bytes_per_token * model.kv_copies(tp)))
+    return float(free / token_bytes(model, tp))
 
 
 def build_instance(
@@ -92,4 +124,4 @@ def build_instance(
     else:
         times = paper_times(model, gpu, tp=tp, pp=pp, constants=constants)
     capacity = kv_capacity(model, gpu, tp=tp, pp=pp, profile=profile, utilization=utilization)
-    return Instance(times=times, pp=float(pp), kv_capacity=capacity)
+    return Instance(times=times, pp=float(pp), kv_capacity=capacity, kv=kv_shape(model, tp))

@@ -8,6 +8,7 @@ Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52
 from fluidserve._typing import Number
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
+from fluidserve.timing.kv import token_bytes
 from fluidserve.timing.model import Work, prefill_work
 from fluidserve.timing.weights import touched_experts, weight_bytes_split
 
@@ -30,7 +31,7 @@ def arithmetic_intensity(model: ModelSpec, work: Work) -> Number:
     fixed, experts = weight_bytes_split(model)
     miss = 1.0 - model.experts_per_token / model.experts if model.experts else 0.5
     weights = fixed + experts * touched_experts(miss, work.new)
-    return flop / (weights + model.kv_bytes_per_token * (work.kv_read + work.new))
+    return flop / (weights + token_bytes(model) * (work.kv_read + work.new))
 
 
 def compute_bound_length(model: ModelSpec, gpu: GpuSpec) -> int:

@@ -27,6 +27,7 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import BYTES_PER_VALUE, ModelSpec
+from fluidserve.timing.kv import token_bytes
 from fluidserve.timing.model import AbstractTimeModel, Work
 from fluidserve.timing.profile import LayerConstants
 from fluidserve.timing.weights import touched_experts, weight_bytes_split
@@ -110,24 +111,24 @@ def layer_times(
     """
     layers = math.ceil(model.layers / pp)
     share = layers / model.layers / tp
+    usual = layers * model.sublayers / (2.0 * model.layers)  # blocks of two parts each
     flop_rate = float(gpu.flop_rate(model.weight_dtype)) * constants.gemm_efficiency
     bandwidth = float(gpu.bandwidth)
     weight_bandwidth = bandwidth * constants.weight_read_efficiency
-    bytes_per_weight = model.weight_bytes / model.parameters
     fixed_bytes, expert_bytes = weight_bytes_split(model)
     outside_layers = model.head_parameters + model.embedding_parameters
-    body_bytes = fixed_bytes - bytes_per_weight * outside_layers
+    body_bytes = fixed_bytes - model.outside_bytes
     body_active = model.active_parameters - outside_layers
 
     width = 10.0 * model.hidden
     width += 1.5 * (2.0 * model.intermediate + 3.0 * model.heads * model.head_dim) / tp
     reduce_bytes = _ACTIVATION_BYTES * model.hidden * 2.0 * (tp - 1) / tp
-    reduces = 2.0 * layers if tp > 1 else 0.0
+    reduces = 2.0 * usual if tp > 1 else 0.0
     hop_bandwidth = _hop_bandwidth(gpu, tp=tp, pp=pp)
     hops = 1.0 if pp > 1 else 0.0
     attention_rate = float(gpu.flop_rate("bfloat16")) * constants.attention_efficiency
     return LayerTimes(
-        gemm_per_token=2.0 * body_active * share / flop_rate,
+        gemm_per_token=(2.0 * body_active + model.state_flop) * share / flop_rate,
         weights=body_bytes * share / weight_bandwidth,
         expert_weights=expert_bytes * share / weight_bandwidth,
         expert_miss=1.0 - model.experts_per_token / model.experts if model.experts else 0.5,
@@ -136,20 +137,17 @@ def layer_times(
         gemm_norm=constants.gemm_norm,
         per_token_traffic=_ACTIVATION_BYTES
         * width
-        * layers
+        * usual
         / (bandwidth * constants.activation_efficiency),
         per_pair=model.attention_flop * share / attention_rate,
-        per_kv_token=model.kv_bytes_per_token
-        * model.kv_copies(tp)
-        * share
-        / (bandwidth * constants.kv_read_efficiency),
+        per_kv_token=token_bytes(model, tp) * share / (bandwidth * constants.kv_read_efficiency),
         communication=reduces * constants.all_reduce_latency + hops * constants.hop_latency,
         communication_per_token=reduces
         * reduce_bytes
         / (float(gpu.scale_up_bandwidth) * constants.all_reduce_efficiency)
         + hops * _ACTIVATION_BYTES * model.hidden / hop_bandwidth,
-        launch=layers * (constants.layer_launch + constants.attention_launch),
-        prompt_launch=layers * constants.prompt_attention_launch,
+        launch=usual * (constants.layer_launch + constants.attention_launch),
+        prompt_launch=usual * constants.prompt_attention_launch,
         host_floor=constants.host_floor / pp,
         host_floor_prompt=(constants.host_floor_prompt - constants.host_floor) / pp,
         host_norm=constants.host_norm,

@@ -16,6 +16,7 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
+from fluidserve.timing.kv import token_bytes
 from fluidserve.timing.model import AbstractTimeModel, Work
 from fluidserve.timing.profile import PaperConstants
 from fluidserve.timing.weights import touched_experts, weight_bytes_split
@@ -76,6 +77,6 @@ def paper_times(
         weights=fixed / bandwidth * share,
         expert_weights=experts / bandwidth * share,
         expert_miss=1.0 - model.experts_per_token / model.experts if model.experts else 0.5,
-        per_kv_token=model.kv_bytes_per_token / bandwidth * share,
+        per_kv_token=token_bytes(model) / bandwidth * share,
         overhead=constants.overhead,
     )

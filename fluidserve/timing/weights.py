@@ -6,8 +6,7 @@ from fluidserve.specs.model import ModelSpec
 
 def weight_bytes_split(model: ModelSpec) -> tuple[float, float]:
     """Bytes of the weights every pass reads, and of all routed experts."""
-    experts = model.weight_bytes * (model.expert_parameters / model.parameters)
-    return float(model.weight_bytes - experts), float(experts)
+    return float(model.weight_bytes - model.expert_bytes), float(model.expert_bytes)
 
 
 def touched_experts(miss: Number, tokens: Number) -> Number:

@@ -25,8 +25,8 @@ class LinearTimes(AbstractTimeModel):
         return self.fixed + self.per_new * work.new + self.per_pair * work.attended
 
 
-def make_instance(times, *, pp=1, kv_capacity=INF):
-    return Instance(times=times, pp=pp, kv_capacity=kv_capacity)
+def make_instance(times, *, pp=1, kv_capacity=INF, kv=None):
+    return Instance(times=times, pp=pp, kv_capacity=kv_capacity, kv=kv)
 
 
 def make_system(prefill, decode=None, /, **changes):

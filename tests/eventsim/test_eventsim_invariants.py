@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidserve.eventsim import run
+from fluidserve.timing.kv import KvShape
 from fluidserve.timing.model import decode_work
 
 STEP = LinearTimes(fixed=0.3, per_new=0.1, per_pair=0.001)
 PREFILL = LinearTimes(fixed=0.2, per_new=0.02, per_pair=0.0005)
 MODES = ("prefill", "decode")
 RULES = ("shared", "jsq", "round-robin", "random")
+SHAPES = (
+    None,
+    KvShape(held=0.25, read=0.25, pairs=0.5, window=9.0, state=0.0),
+    KvShape(held=1.0, read=0.1, pairs=0.2, window=5.0, state=1.5),
+)
 
 
 @st.composite
@@ -24,17 +30,23 @@ def cases(draw):
     numbers = st.integers(1, 30)
     n_in = np.array(draw(st.lists(numbers, min_size=n, max_size=n)))
     n_out = np.array(draw(st.lists(st.integers(1, 12), min_size=n, max_size=n)))
+    kv = draw(st.sampled_from(SHAPES))
     gaps = draw(st.lists(st.sampled_from([0.0, 0.1, 0.37, 2.5]), min_size=n, max_size=n))
     system = make_system(
         PREFILL,
         prefill=make_instance(
             PREFILL,
             pp=draw(st.integers(1, 3)),
-            kv_capacity=draw(st.sampled_from([30.0, 75.0, INF])),
+            kv_capacity=draw(st.sampled_from([32.0, 75.0, INF])),
+            kv=kv,
         ),
         decode=make_instance(
-            STEP, pp=draw(st.integers(1, 3)), kv_capacity=draw(st.sampled_from([42.0, 100.0, INF]))
+            STEP,
+            pp=draw(st.integers(1, 3)),
+            kv_capacity=draw(st.sampled_from([44.0, 100.0, INF])),
+            kv=kv,
         ),
+        kv=kv,
         n_prefill=draw(st.integers(1, 3)),
         n_decode=draw(st.integers(1, 3)),
         link_bandwidth=draw(st.sampled_from([10.0, 100.0, INF])),
@@ -45,6 +57,27 @@ def cases(draw):
         dispatch=draw(st.sampled_from(RULES)),
     )
     return system, np.cumsum(gaps), n_in, n_out
+
+
+def held(kv, tokens):
+    """What a request of so many tokens holds."""
+    tokens = np.asarray(tokens, float)
+    if kv is None:
+        return tokens
+    return kv.held * tokens + (1 - kv.held) * np.minimum(tokens, kv.window) + kv.state
+
+
+def attended(kv, context):
+    """What one new token attends of a context."""
+    if kv is None:
+        return context
+    return kv.pairs * context + (1 - kv.pairs) * min(context, kv.window)
+
+
+def prompt_pairs(kv, tokens):
+    """Pairs of a causal prompt, added up over its tokens as a trapezoid."""
+    at = [attended(kv, t) for t in range(tokens + 1)]
+    return sum(at) - 0.5 * at[-1]
 
 
 def peak(start, end, amount):
@@ -88,11 +121,12 @@ def check_prefill(system, r):
             assert len(batch) <= system.prefill_batch
             queue = np.flatnonzero(lines(system, r)[0 if system.dispatch == "shared" else g])
             assert (np.diff(np.searchsorted(queue, batch)) == 1).all()  # neighbours in it
-            assert start >= free[0]
+            assert start >= free[0] - 1e-9
             n_in = r.n_in[batch]
             end = start
             for s in range(len(free)):
-                busy = 0.2 + 0.02 * n_in.sum() + 0.0005 * (n_in**2).sum() / 2
+                pairs = sum(prompt_pairs(system.prefill.kv, n) for n in n_in.tolist())
+                busy = 0.2 + 0.02 * n_in.sum() + 0.0005 * pairs
                 end = free[s] = max(end, free[s]) + busy
             np.testing.assert_allclose(r.prefill_end[batch], end, rtol=1e-12)
 
@@ -126,12 +160,14 @@ def check_decode_dispatch(system, r):
 def check_room(system, r):
     for g in range(int(system.n_prefill)):
         mine = r.prefill_instance == g
-        held = peak(r.prefill_start[mine], r.kv_end[mine], r.n_in[mine])
-        assert held <= system.prefill.kv_capacity
+        need = held(system.prefill.kv, r.n_in[mine])
+        most = peak(r.prefill_start[mine], r.kv_end[mine], need)
+        assert most <= system.prefill.kv_capacity + 1e-9
     for g in range(int(system.n_decode)):
         mine = r.decode_instance == g
         start, end = r.kv_start[mine], r.last_token[mine]
-        assert peak(start, end, (r.n_in + r.n_out)[mine]) <= system.decode.kv_capacity
+        need = held(system.decode.kv, (r.n_in + r.n_out)[mine])
+        assert peak(start, end, need) <= system.decode.kv_capacity + 1e-9
         assert peak(start, end, np.ones(mine.sum())) <= system.max_batch
         order = np.lexsort((start, r.prefill_end[mine]))  # ties in either order
         assert (np.diff(start[order]) >= 0).all()  # FCFS
@@ -139,7 +175,7 @@ def check_room(system, r):
 
 def check_link(system, r):
     handed = np.flatnonzero(r.decode_instance >= 0)
-    service = (r.n_in * system.kv_bytes_per_token / system.link_bandwidth)[handed]
+    service = (held(system.kv, r.n_in) * system.kv_bytes_per_token / system.link_bandwidth)[handed]
     end = r.kv_end[handed] - system.handover_overhead
     order = np.lexsort((end, r.kv_start[handed]))
     begin, end = (end - service)[order], end[order]
@@ -169,7 +205,7 @@ def check_iterations(system, r):
         previous = 0.0
         for end in sorted(iterations):
             members = iterations[end]
-            context = sum(r.n_in[i] + before + k for i, k in members)
+            context = sum(attended(system.decode.kv, r.n_in[i] + before + k) for i, k in members)
             begin = end - STEP.stage_time(decode_work(len(members), context))
             fresh = [i for i, k in members if k == 0]
             np.testing.assert_allclose(r.decode_start[fresh], begin, atol=1e-5)

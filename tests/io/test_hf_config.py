@@ -207,7 +207,7 @@ def test_mixture():
 
 def test_spec_is_a_pytree():
     leaves = jax.tree.leaves(read_model(LLAMA))
-    assert len(leaves) == 9
+    assert len(leaves) == 15
     assert all(isinstance(leaf, float) for leaf in leaves)
 
 

@@ -129,9 +129,9 @@ def test_step_of_a_pipeline():
     """Two lanes of half the batch, each passing two stages."""
     one, two = affine_instance(1e-3, 1e-4), affine_instance(1e-3, 1e-4, pp=2.0)
     batch = jnp.array(40.0)
-    assert float(step_time(one, batch, 0.0)) == pytest.approx(1e-3 + 40e-4)
-    assert float(step_time(two, batch, 0.0)) == pytest.approx(2 * (1e-3 + 20e-4))
-    assert float(step_time(two, jnp.array(1.0), 0.0)) == pytest.approx(2 * (1e-3 + 1e-4))
+    assert float(step_time(one, CHAT, batch)) == pytest.approx(1e-3 + 40e-4)
+    assert float(step_time(two, CHAT, batch)) == pytest.approx(2 * (1e-3 + 20e-4))
+    assert float(step_time(two, CHAT, jnp.array(1.0))) == pytest.approx(2 * (1e-3 + 1e-4))
 
 
 def test_memory_and_cap_limit_the_slots():
