@@ -1,0 +1,150 @@
+"""The deployments that are compared: drawn by a seed over everything that a user can vary."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fluidserve.io.catalog import find_gpu, find_model
+from fluidserve.io.trace import trace_workload
+from fluidserve.io.traces import read_trace
+from fluidserve.problem import Problem, engine_for
+from fluidserve.search.grid import Grid, Shape, disaggregated_grid, fitting_shapes
+from fluidserve.search.score import describe_rows, question_of
+from fluidserve.specs.applications import find_application, synthetic_workload
+from fluidserve.specs.deployment import Disaggregated, Pool, parse_label
+from fluidserve.specs.slo import Slo
+from fluidserve.specs.workload import Workload
+from fluidserve.timing.profile import load_profile
+
+PAPER_GPU = "A100-SXM4-80GB"
+MODELS = {
+    "judge": ("OPT-13B", "OPT-66B", "Llama-3.1-70B", "Mixtral-8x7B", "Qwen2.5-14B"),
+    "tune": ("OPT-30B", "Llama-2-13B", "Llama-3.1-8B", "Qwen3-32B", "OPT-175B"),
+}
+TRAFFIC = {
+    "judge": ("chatbot", "code-completion", "summarization", "azure2023_conv", "3000/300/0.8/0.9"),
+    "tune": ("600/150/0.8/0.9", "300/120/0.5/0.7", "1024/256/0.6/0.8", "4000/500/0/0",
+             "azure2023_code"),
+}  # fmt: skip
+GPUS = ("A100-SXM4-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X")
+LINKS = (None, None, 25e9 / 8, 100e9 / 8, 400e9 / 8, np.inf)
+RULES = ("shared", "shared", "shared", "jsq", "round-robin", "random")
+DRAWS = {"judge": 9, "tune": 4}
+"""Deployments for each pair of a model and a workload."""
+_SEEDS = {"judge": 20261130, "tune": 77}
+_LARGEST_INSTANCE = 16
+_MOST_INSTANCES = 8
+_MOST_GPUS = 96
+_FLAT = 0.5
+_ATTEMPTS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One deployment and the question that it is judged by; times in s, bandwidth in B/s."""
+
+    model: str
+    gpu: str
+    profile: str
+    traffic: str
+    label: str
+    ttft: float
+    tpot: float
+    link: float | None
+    dispatch: str
+
+    @property
+    def deployment(self) -> Disaggregated:
+        """What is deployed."""
+        return parse_label(self.label, gpu=self.gpu)
+
+
+def workload_of(traffic: str) -> Workload:
+    """An application, ``isl/osl/isl_cv/osl_cv``, or a trace's lengths with Poisson arrivals."""
+    if "/" in traffic:
+        isl, osl, isl_cv, osl_cv = (float(x) for x in traffic.split("/"))
+        return synthetic_workload(isl, osl, isl_cv=isl_cv, osl_cv=osl_cv)
+    if traffic.startswith("azure2023"):
+        folder = Path(os.environ["FLUIDSERVE_DATA"]) / "data" / "traces"
+        trace = trace_workload(read_trace(folder / f"{traffic}.csv.gz"), traffic)
+        return dataclasses.replace(trace, arrivals=np.empty(0), arrival_scv=1.0, dispersion=1.0)
+    return find_application(traffic)
+
+
+def problem_of(case: Case) -> Problem:
+    """The question of a case."""
+    gpu = find_gpu(case.gpu)
+    return Problem(
+        model=find_model(case.model),
+        gpu=gpu,
+        workload=workload_of(case.traffic),
+        slo=Slo(ttft=case.ttft, tpot=case.tpot, attainment=0.9),
+        engine=engine_for(
+            load_profile(case.profile), gpu, link_bandwidth=case.link, dispatch=case.dispatch
+        ),
+    )
+
+
+def draw_cases(which: str) -> list[Case]:
+    """All cases of a set, the same ones every time."""
+    cases = []
+    for i, model in enumerate(MODELS[which]):
+        for j, traffic in enumerate(TRAFFIC[which]):
+            rng = np.random.default_rng([_SEEDS[which], i, j])
+            cases += [_draw(model, traffic, rng) for _ in range(DRAWS[which])]
+    return cases
+
+
+def _draw(model: str, traffic: str, rng: np.random.Generator) -> Case:
+    """A deployment whose instances fit, with limits that it can meet when idle."""
+    for _ in range(_ATTEMPTS):
+        paper = model.startswith("OPT")
+        case = Case(
+            model=model,
+            gpu=PAPER_GPU if paper else str(rng.choice(GPUS)),
+            profile="paper" if paper else "default",
+            traffic=traffic,
+            label="",
+            ttft=np.inf,
+            tpot=np.inf,
+            link=LINKS[rng.integers(len(LINKS))],
+            dispatch=RULES[rng.integers(len(RULES))],
+        )
+        problem = problem_of(case)
+        shapes, _ = fitting_shapes(problem, _LARGEST_INSTANCE + 1)
+        if not shapes:
+            continue
+        deployment = _deployment(shapes, case.gpu, rng)
+        if deployment.gpus > _MOST_GPUS:
+            continue
+        grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
+        ttft, tpot = _idle(problem, grid)
+        # from limits that a busy hour would break to ones that only saturation breaks
+        case = dataclasses.replace(
+            case,
+            label=deployment.label,
+            ttft=round(ttft * float(np.exp(rng.uniform(np.log(1.2), np.log(12.0)))), 4),
+            tpot=round(tpot * float(np.exp(rng.uniform(np.log(1.1), np.log(3.0)))), 5),
+        )
+        return case
+    raise RuntimeError(f"no deployment of {model} was found in {_ATTEMPTS} attempts")
+
+
+def _deployment(shapes: list[Shape], gpu: str, rng: np.random.Generator) -> Disaggregated:
+    def pool() -> Pool:
+        flat = [s for s in shapes if s.pp == 1]
+        among = flat if flat and rng.random() < _FLAT else shapes
+        shape = among[rng.integers(len(among))]
+        replicas = int(np.exp(rng.uniform(0.0, np.log(_MOST_INSTANCES + 1.0))))
+        return Pool(replicas=replicas, tp=shape.tp, pp=shape.pp, gpu=gpu)
+
+    return Disaggregated(prefill=pool(), decode=pool())
+
+
+def _idle(problem: Problem, grid: Grid) -> tuple[float, float]:
+    """P90 of TTFT and of TPOT without traffic, s."""
+    rate = np.array([1e-3 / float(problem.bins.longest)])
+    found = describe_rows(grid, question_of(problem), np.array([0]), rate).latencies
+    return float(found.ttft[1, 0]), float(found.tpot[1, 0])
