@@ -18,6 +18,25 @@ class Latency:
 
 
 @dataclasses.dataclass(frozen=True)
+class Phases:
+    """Mean time of a request in each phase, s; all ``inf`` where a stage is overloaded.
+
+    Attributes:
+      queue: waiting for prefill.
+      prefill: prefill.
+      handover: until its KV is in the decode instance, wait for a slot included.
+      first_step: from there to the end of its first decode step.
+      decode: the other decode steps.
+    """
+
+    queue: float
+    prefill: float
+    handover: float
+    first_step: float
+    decode: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Simulated:
     """What the event simulator found for a deployment.
 
@@ -57,6 +76,9 @@ class DeploymentResult:
       decode_load: demand on the decode pool over its throughput with all slots taken.
       batch: mean requests in decode per instance.
       kv_use: mean share of the decode pool's KV memory that is reserved.
+      phases: where the time of a request goes at that rate.
+      after_one_failure: goodput with one instance less, of the pool that hurts more, 1/s; 0 where
+        that pool has a single instance.
       binding: what keeps goodput from being higher, a label of `fluidserve.status.Binding`.
       confidence: ``green``, ``amber`` or ``red``.
       reasons: why it is not green.
@@ -76,6 +98,8 @@ class DeploymentResult:
     decode_load: float
     batch: float
     kv_use: float
+    phases: Phases
+    after_one_failure: float
     binding: str
     confidence: str
     reasons: tuple[str, ...]
@@ -106,6 +130,7 @@ class DeploymentResult:
             "pools": pools,
             "goodput": self.goodput,
             "goodput_per_gpu": self.goodput_per_gpu,
+            "after_one_failure": self.after_one_failure,
             "rate": self.rate,
             "ttft": dataclasses.asdict(self.ttft),
             "tpot": dataclasses.asdict(self.tpot),
@@ -117,6 +142,7 @@ class DeploymentResult:
             },
             "batch": self.batch,
             "kv_use": self.kv_use,
+            "phases": dataclasses.asdict(self.phases),
             "binding": self.binding,
             "confidence": {"level": self.confidence, "reasons": list(self.reasons)},
             "tied": self.tied,

@@ -21,8 +21,8 @@ from fluidserve.report.sentences import (
     profile_sentence,
     question_sentence,
 )
-from fluidserve.report.tables import crosscheck_table, latency_table, load_table
-from fluidserve.results import DeploymentResult
+from fluidserve.report.tables import crosscheck_table, latency_table, load_table, phases_table
+from fluidserve.results import DeploymentResult, Phases
 from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
 from fluidserve.specs.deployment import Disaggregated, parse_label
@@ -58,7 +58,7 @@ def run(flags: dict[str, Any]) -> None:
         requests=inputs.requests,
         seed=inputs.seed,
     )
-    summary = summarise(records, problem.slo)
+    summary, phases = summarise(records, problem.slo), Phases(**records.window().phases())
     if inputs.verify:
         progress(f"searching the simulated goodput of {deployment.label} ...")
         row = with_check(row, crosscheck(problem, row))
@@ -66,9 +66,9 @@ def run(flags: dict[str, Any]) -> None:
         write_csv(inputs.csv, [row])
         note(f"wrote 1 deployment to {inputs.csv}")
     if inputs.as_json:
-        print_json(_as_json(inputs, problem, row, summary, records.utilisation))
+        print_json(_as_json(inputs, problem, row, summary, phases, records.utilisation))
     else:
-        _print_answer(inputs, problem, row, summary, records.utilisation)
+        _print_answer(inputs, problem, row, summary, phases, records.utilisation)
 
 
 def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs) -> None:
@@ -95,7 +95,12 @@ def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs
 
 
 def _print_answer(
-    inputs: Inputs, problem: Problem, row: DeploymentResult, summary: Summary, use: Utilisation
+    inputs: Inputs,
+    problem: Problem,
+    row: DeploymentResult,
+    summary: Summary,
+    phases: Phases,
+    use: Utilisation,
 ) -> None:
     asked = "the rate asked for" if inputs.rate is not None else "the goodput of the formulas"
     parts: list[Any] = [
@@ -103,6 +108,7 @@ def _print_answer(
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
         f"({asked}); {inputs.requests:,} requests, seed {inputs.seed}",
         latency_table(row, summary),
+        phases_table(row, phases),
         load_table(row, summary, use),
     ]
     overload = overload_sentence(row)
@@ -117,7 +123,12 @@ def _print_answer(
 
 
 def _as_json(
-    inputs: Inputs, problem: Problem, row: DeploymentResult, summary: Summary, use: Utilisation
+    inputs: Inputs,
+    problem: Problem,
+    row: DeploymentResult,
+    summary: Summary,
+    phases: Phases,
+    use: Utilisation,
 ) -> dict[str, Any]:
     return {
         "inputs": resolved(inputs, problem),
@@ -131,6 +142,7 @@ def _as_json(
             "attainment_interval": [summary.attainment.low, summary.attainment.high],
             "ttft": dataclasses.asdict(summary.ttft),
             "tpot": dataclasses.asdict(summary.tpot),
+            "phases": dataclasses.asdict(phases),
             "throughput": summary.throughput,
             "utilization": {"prefill": use.prefill, "link": use.link, "decode": use.decode},
             "batch": use.decode_batch,

@@ -134,7 +134,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         max_replicas=max_replicas,
     )
     prompt, prompt_square = prompt_moments(bins, system.kv)
-    decoded = rate * _decoded_share(plan)
+    decoded = rate * decoded_share(plan)
     link = link_state(
         decoded,
         system.kv_bytes_per_token / system.link_bandwidth,
@@ -165,7 +165,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
     return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
 
 
-def _decoded_share(plan: Plan):
+def decoded_share(plan: Plan):
     """Share of the requests that reach decode: all but single tokens sent out by prefill."""
     single = plan.bins.out_share[0] if plan.system.first_token == "prefill" else 0.0
     return 1.0 - single
@@ -273,7 +273,7 @@ def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Fl
     prefill = system.n_prefill / plan.prefill.mean
     prompt, _ = prompt_moments(plan.bins, system.kv)
     per_request = system.kv_bytes_per_token * prompt / system.link_bandwidth
-    link = 1.0 / jnp.maximum(per_request * _decoded_share(plan), 1e-12)
+    link = 1.0 / jnp.maximum(per_request * decoded_share(plan), 1e-12)
     nothing = jnp.zeros_like(prefill)
     room = slots(system.decode, lengths, system.max_batch, nothing)
     per_slot = lengths.mean_steps * step_time(system.decode, lengths, room)

@@ -10,10 +10,21 @@ from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
-from fluidserve.deploy.disaggregated import Plan, State, first_step, tpot_met, ttft_within
+from fluidserve.deploy.disaggregated import (
+    Plan,
+    State,
+    decoded_share,
+    first_step,
+    tpot_met,
+    ttft_within,
+)
 from fluidserve.stages.prefill import LEVELS
 
 QUANTILES = (0.5, 0.9, 0.99)
+PHASES = ("queue", "prefill", "handover", "first_step", "decode")
+"""Where the time of a request goes, in this order: waiting for prefill; prefill; from its end to
+the KV in the decode instance, wait for a slot included; from there to the end of the first decode
+step; the other decode steps."""
 _SHORTEST, _LONGEST = 1e-6, 1e6
 STEPS = 48
 """Bisections that pin a quantile down to float32."""
@@ -28,12 +39,15 @@ class Latencies:
       ttft: its quantiles at `QUANTILES`.
       tpot_mean: mean over the requests with two and more output tokens.
       tpot: its quantiles over the same requests.
+      phases: mean time of each of `PHASES`, first axis in that order; ``inf`` where a stage is
+        overloaded.
     """
 
     ttft_mean: Leaf
     ttft: Leaf
     tpot_mean: Leaf
     tpot: Leaf
+    phases: Leaf
 
 
 def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
@@ -58,12 +72,31 @@ def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
         ttft=ttft,
         tpot_mean=tpot_mean(plan, state, several),
         tpot=tpot,
+        phases=phases(plan, state),
     )
 
 
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
-    prefill, share = state.prefill, plan.bins.in_share
+    until = 4 if plan.system.first_token == "decode" else 2
+    # a request whose only token leaves with prefill is in no later phase
+    return jnp.sum(_reached(plan, state)[:until], axis=0)
+
+
+def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
+    """Mean time that a request spends in each of `PHASES`, s; the sum is from arrival to its end.
+
+    A mean over all requests: those whose only token leaves with prefill spend no time behind it.
+    ``inf`` where any stage is overloaded.
+    """
+    times = _reached(plan, state)
+    share = decoded_share(plan)
+    return jnp.concatenate([times[:2], times[2:] * share])
+
+
+def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
+    """The same over the requests that reach a phase."""
+    prefill, share, decode = state.prefill, plan.bins.in_share, state.decode
     weight = jnp.diff(jnp.array(LEVELS))
     middle = 0.5 * (prefill.low + prefill.high)
 
@@ -74,12 +107,17 @@ def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     alone = jnp.tensordot(share, middle, axes=1) * prefill.pp
     held_up = passing(prefill.after_idle) - alone
     held_up = held_up + prefill.wait.busy * (passing(prefill.after_wait) - alone - held_up)
-    mean = prefill.mean * prefill.pp + held_up + prefill.wait.mean * prefill.unit
-    if plan.system.first_token == "decode":
-        mean = mean + state.handover + first_step(state.decode) + _slot_wait(state)
+    steps = plan.lengths.mean_steps / jnp.maximum(decoded_share(plan), 1e-6)
+    times = (
+        prefill.wait.mean * prefill.unit,
+        prefill.mean * prefill.pp + held_up,
+        state.handover + _slot_wait(state),
+        first_step(decode),
+        (steps - 1.0) * decode.step,
+    )
     # an overloaded decode pool or link fills the prefill memory in the end
-    carried = (prefill.load < 1.0) & (state.decode.full < 1.0) & (state.link.load < 1.0)
-    return jnp.where(carried, mean, jnp.inf)
+    carried = (prefill.load < 1.0) & (decode.full < 1.0) & (state.link.load < 1.0)
+    return jnp.where(carried, jnp.stack(jnp.broadcast_arrays(*times)), jnp.inf)
 
 
 def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Array, "*c"]:

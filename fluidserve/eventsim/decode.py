@@ -208,8 +208,9 @@ class DecodePool:
 
     def _note_first_tokens(self, lane: _Lane, now: float) -> None:
         """Ends the first iteration of a lane's newcomers."""
-        if not self._tokens_before:
-            for request in lane.fresh:
+        for request in lane.fresh:
+            self._log.first_step[request] = now
+            if not self._tokens_before:
                 self._log.first_token[request] = now
         lane.fresh = []
 

@@ -165,7 +165,8 @@ class _Simulation:
                 log.first_token[request] = now
                 if log.n_out[request] == 1:
                     log.kv_start[request] = log.kv_end[request] = now
-                    log.decode_start[request] = log.last_token[request] = now
+                    log.decode_start[request] = log.first_step[request] = now
+                    log.last_token[request] = now
                     self._prefill.release(request)
                     self._source.answered(now)
                     continue

@@ -55,7 +55,8 @@ class Records:
     """Requests in the order of their arrival; times in s on the simulation's clock.
 
     A request whose only token leaves at the end of prefill is never handed over: its `kv_start`,
-    `kv_end` and `decode_start` equal its `prefill_end`, and its `decode_instance` is -1.
+    `kv_end`, `decode_start` and `first_step` equal its `prefill_end`, and its `decode_instance` is
+    -1.
 
     Attributes:
       id: position in the input.
@@ -65,6 +66,7 @@ class Records:
       kv_start: a decode instance admits it, and the pull of its KV joins the link's queue.
       kv_end: its KV has arrived; prefill memory is free again.
       decode_start: the first stage begins its first decode iteration.
+      first_step: that iteration ends.
       first_token: first output token leaves.
       last_token: last output token leaves.
       n_in: prompt tokens.
@@ -84,6 +86,7 @@ class Records:
     kv_start: np.ndarray
     kv_end: np.ndarray
     decode_start: np.ndarray
+    first_step: np.ndarray
     first_token: np.ndarray
     last_token: np.ndarray
     n_in: np.ndarray
@@ -101,6 +104,24 @@ class Records:
     def ttft(self) -> np.ndarray:
         """Arrival to first token, s."""
         return self.first_token - self.arrival
+
+    def phases(self) -> dict[str, float]:
+        """Mean time spent in each phase between arrival and last token, s.
+
+        ``queue`` before prefill, ``prefill``, ``handover`` until the KV is in the decode instance
+        (wait for a slot included), ``first_step`` until the first decode iteration ends, and the
+        rest of ``decode``.
+        """
+        marks = {
+            "queue": self.prefill_start,
+            "prefill": self.prefill_end,
+            "handover": self.kv_end,
+            "first_step": self.first_step,
+            "decode": self.last_token,
+        }
+        before = [self.arrival, *marks.values()]
+        ends = zip(marks.items(), before, strict=False)
+        return {name: float((end - start).mean()) for (name, end), start in ends}
 
     @property
     def tpot(self) -> np.ndarray:
@@ -158,7 +179,7 @@ class Log:
         self.heap: list[tuple[float, int, int]] = []
         self.prefill_start, self.prefill_end = [0.0] * n, [0.0] * n
         self.kv_start, self.kv_end = [0.0] * n, [0.0] * n
-        self.decode_start, self.first_token = [0.0] * n, [0.0] * n
+        self.decode_start, self.first_step, self.first_token = [0.0] * n, [0.0] * n, [0.0] * n
         self.last_token, self.memory_stall = [0.0] * n, [0.0] * n
         self.prefill_instance, self.decode_instance = [-1] * n, [-1] * n
 

@@ -1,6 +1,7 @@
 """Rows of a plan as a CSV file."""
 
 import csv
+import dataclasses
 import math
 import os
 import tempfile
@@ -67,6 +68,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
     line |= {
         "goodput_per_s": row.goodput,
         "goodput_per_gpu_per_s": row.goodput_per_gpu,
+        "after_one_failure_per_s": row.after_one_failure,
         "rate_per_s": row.rate,
         **_times("ttft", row.ttft),
         **_times("tpot", row.tpot),
@@ -76,6 +78,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         "decode_utilization": row.decode_load,
         "batch": row.batch,
         "kv_use": row.kv_use,
+        **{f"{name}_s": value for name, value in dataclasses.asdict(row.phases).items()},
         "binding": row.binding,
         "confidence": row.confidence,
         "confidence_reasons": "; ".join(row.reasons),

@@ -1,5 +1,6 @@
 """Answers in plain sentences."""
 
+import dataclasses
 import math
 
 from fluidserve.problem import Problem
@@ -22,6 +23,8 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
         _what(result, best),
         _serves(problem, result, best),
         *_ties(result),
+        time_sentence(best),
+        failure_sentence(best),
         limit_sentence(best),
         confidence_sentence(best),
         *prefix_sentences(problem),
@@ -46,6 +49,34 @@ def limit_sentence(row: DeploymentResult) -> str:
     """What keeps the goodput from being higher, and what would help."""
     advice = ADVICE[Binding[row.binding.upper()]]
     return f"What limits it: {advice}"
+
+
+def time_sentence(row: DeploymentResult) -> str:
+    """Where the time of a mean request goes."""
+    names = ("queue", "prefill", "hand-over", "first step", "decode")
+    times = dataclasses.astuple(row.phases)
+    if not all(map(math.isfinite, times)):
+        return "Where the time goes: a stage is overloaded, so times grow without bound."
+    parts = ", ".join(f"{name} {format_time(t)}" for name, t in zip(names, times, strict=True))
+    return f"Where the time of a request goes, on average: {parts}."
+
+
+def failure_sentence(row: DeploymentResult) -> str:
+    """What is left when an instance fails."""
+    deployment, left = row.deployment, row.after_one_failure
+    if left > 0:
+        return (
+            f"With one instance less, of the pool that hurts more: {three_digits(left)} requests/s "
+            f"({percent(left / row.goodput)} of the goodput)."
+        )
+    alone = [
+        role
+        for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode))
+        if pool.replicas == 1
+    ]
+    if not alone:
+        return "With one instance less, of the pool that hurts more, the SLO is never met."
+    return f"If the only {' or the only '.join(alone)} instance fails, nothing is served."
 
 
 def confidence_sentence(row: DeploymentResult) -> str:

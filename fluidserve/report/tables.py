@@ -1,5 +1,6 @@
 """Answers as tables for a terminal of 80 columns and more."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from fluidserve.eventsim import Quantiles, Summary, Utilisation
 from fluidserve.report.numbers import in_one_unit, large, percent, three_digits, with_unit
-from fluidserve.results import DeploymentResult, Latency
+from fluidserve.results import DeploymentResult, Latency, Phases
 from fluidserve.verify.crosscheck import difference
 
 _CONFIDENCE_STYLE = {"green": "green", "amber": "yellow", "red": "red"}
@@ -88,6 +89,17 @@ def latency_table(analysis: DeploymentResult, summary: Summary) -> Table:
         unit, texts = in_one_unit(values)
         table.add_row(f"{name} simulated, {unit}", *texts[:4])
         table.add_row(f"{name} formulas, {unit}", *texts[4:], end_section=True)
+    return table
+
+
+def phases_table(analysis: DeploymentResult, simulated: Phases) -> Table:
+    """Where the time of a mean request goes, simulated and by the formulas."""
+    names = [f.name.replace("_", " ") for f in dataclasses.fields(Phases)]
+    columns = [dataclasses.astuple(simulated), dataclasses.astuple(analysis.phases)]
+    unit, texts = in_one_unit([t for column in columns for t in column])
+    table = _table(f"mean time, {unit}", "simulated", "formulas")
+    for i, name in enumerate(names):
+        table.add_row(name.replace("handover", "hand-over"), texts[i], texts[len(names) + i])
     return table
 
 

@@ -8,9 +8,16 @@ import numpy as np
 
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
-from fluidserve.results import DeploymentResult, Latency, PlanResult
+from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
 from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
-from fluidserve.search.score import Scores, describe_rows, question_of, score_grid
+from fluidserve.search.score import (
+    Question,
+    Scores,
+    after_one_failure,
+    describe_rows,
+    question_of,
+    score_grid,
+)
 from fluidserve.specs.deployment import Disaggregated
 from fluidserve.status import Binding, confidence_level, doubt_sentences
 from fluidserve.units import format_time
@@ -49,11 +56,7 @@ def plan(problem: Problem, *, budget: int, rate: float | None = None, top: int =
         raise _nothing_serves(problem, grid, scores, rate)
     rows = order[:top]
     rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
-    described = describe_rows(grid, question, rows, rates)
-    results = [
-        _result(grid, scores, described, int(row), position, float(rates[position]))
-        for position, row in enumerate(rows)
-    ]
+    results = _results(grid, question, scores, rows, rates)
     first = results[0]
     tied = [_ties(first, r, rate) for r in results]
     return PlanResult(
@@ -80,8 +83,7 @@ def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> 
     if rate is None and not scores.goodput[0] > 0:
         raise _nothing_serves(problem, grid, scores, None)
     at = float(scores.goodput[0]) if rate is None else rate
-    described = describe_rows(grid, question, np.array([0]), np.array([at]))
-    return _result(grid, scores, described, 0, 0, at)
+    return _results(grid, question, scores, np.array([0]), np.array([at]))[0]
 
 
 def _rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarray:
@@ -111,6 +113,18 @@ def _ties(first: DeploymentResult, other: DeploymentResult, rate: float | None) 
     return low >= high * (1.0 - TIE)
 
 
+def _results(
+    grid: Grid, question: Question, scores: Scores, rows: np.ndarray, rates: np.ndarray
+) -> list[DeploymentResult]:
+    """Collects what is known of some candidates, described at `rates`, 1/s."""
+    described = describe_rows(grid, question, rows, rates)
+    left = after_one_failure(grid, question, rows)
+    return [
+        _result(grid, scores, described, int(row), i, float(rates[i]), float(left[i]))
+        for i, row in enumerate(rows)
+    ]
+
+
 def _result(
     grid: Grid,
     scores: Scores,
@@ -118,6 +132,7 @@ def _result(
     row: int,
     position: int,
     rate: float,
+    after_failure: float,
 ) -> DeploymentResult:
     """Collects the numbers of one candidate."""
     metrics, found = described.asked, described.latencies
@@ -140,6 +155,8 @@ def _result(
         decode_load=float(metrics.decode_load[position]),
         batch=float(metrics.batch[position]),
         kv_use=float(metrics.kv_use[position]),
+        phases=Phases(*(float(time[position]) for time in found.phases)),
+        after_one_failure=after_failure,
         binding=Binding(int(scores.binding[row])).label,
         confidence=confidence_level(doubts),
         reasons=tuple(doubt_sentences(doubts)),

@@ -268,10 +268,35 @@ def describe_rows(grid: Grid, question: Question, rows: np.ndarray, rates: np.nd
     return _call(grid, question, rows, rates, quantile_steps=STEPS)
 
 
+def after_one_failure(grid: Grid, question: Question, rows: np.ndarray) -> np.ndarray:
+    """Goodput of the candidates `rows` with one instance less, of the pool that hurts more, 1/s.
+
+    Zero where that pool has a single instance. Requests that the instance held are not counted.
+    """
+    fewer = [
+        dataclasses.replace(grid, n_prefill=grid.n_prefill - 1),
+        dataclasses.replace(grid, n_decode=grid.n_decode - 1),
+    ]
+    goodput = np.zeros((2, len(rows)))
+    for i, (part, counts) in enumerate(zip(fewer, ("n_prefill", "n_decode"), strict=True)):
+        left = np.flatnonzero(getattr(part, counts)[rows] > 0)
+        if len(left):
+            idle = np.zeros(len(left))
+            found = _call(part, question, rows[left], idle, quantile_steps=0, of=grid)
+            goodput[i, left] = found.goodput
+    return goodput.min(axis=0)
+
+
 def _call(
-    grid: Grid, question: Question, rows: np.ndarray, rates: np.ndarray, *, quantile_steps: int
+    grid: Grid,
+    question: Question,
+    rows: np.ndarray,
+    rates: np.ndarray,
+    *,
+    quantile_steps: int,
+    of: Grid | None = None,
 ) -> Scores:
-    """Runs the compiled program on some rows.
+    """Runs the compiled program on some rows, the one of the grid `of` where given.
 
     Arrays are padded to the room of the whole grid, four times the smallest as often as needed, so
     that few programs are ever compiled.
@@ -291,7 +316,7 @@ def _call(
         rate=padded(rates, float),
     )
     arrays = as_arrays((question, grid.stacked(), picks))
-    found = score(*arrays, count, quantile_steps, max_replicas=replica_bound(grid))
+    found = score(*arrays, count, quantile_steps, max_replicas=replica_bound(of or grid))
     return jax.tree.map(lambda x: np.asarray(x)[..., :count], found)
 
 

@@ -10,7 +10,7 @@ from fluidserve.errors import InputError
 from fluidserve.eventsim import goodput, simulate, summarise
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.problem import Problem, engine_for
-from fluidserve.results import DeploymentResult, Latency, Simulated
+from fluidserve.results import DeploymentResult, Latency, Phases, Simulated
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
 from fluidserve.specs.slo import Slo
@@ -49,6 +49,8 @@ ROW = DeploymentResult(
     decode_load=0.3,
     batch=6.0,
     kv_use=0.1,
+    phases=Phases(queue=0.1, prefill=0.07, handover=0.01, first_step=0.02, decode=0.3),
+    after_one_failure=9.0,
     binding="ttft",
     confidence="green",
     reasons=(),
