@@ -27,7 +27,7 @@ def main() -> None:
     """Runs a set and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", choices=["judge", "tune"], default="judge")
-    parser.add_argument("--requests", type=int, default=8_000)
+    parser.add_argument("--requests", type=int, default=6_000)
     parser.add_argument("--precision", type=float, default=0.0075, help="relative standard error")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--file", type=Path, help="simulated results; default accuracy-SET.jsonl")

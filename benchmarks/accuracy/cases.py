@@ -13,7 +13,7 @@ from fluidserve.problem import Problem, engine_for
 from fluidserve.search.grid import Grid, Shape, disaggregated_grid, fitting_shapes
 from fluidserve.search.score import describe_rows, question_of
 from fluidserve.specs.applications import find_application, synthetic_workload
-from fluidserve.specs.deployment import Disaggregated, Pool, parse_label
+from fluidserve.specs.deployment import Disaggregated, Dispatch, Pool, parse_label
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.profile import load_profile
@@ -30,7 +30,7 @@ TRAFFIC = {
 }  # fmt: skip
 GPUS = ("A100-SXM4-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X")
 LINKS = (None, None, 25e9 / 8, 100e9 / 8, 400e9 / 8, np.inf)
-RULES = ("shared", "shared", "shared", "jsq", "round-robin", "random")
+RULES: tuple[Dispatch, ...] = ("shared", "shared", "shared", "jsq", "round-robin", "random")
 DRAWS = {"judge": 9, "tune": 4}
 """Deployments for each pair of a model and a workload."""
 _SEEDS = {"judge": 20261130, "tune": 77}
@@ -53,7 +53,7 @@ class Case:
     ttft: float
     tpot: float
     link: float | None
-    dispatch: str
+    dispatch: Dispatch
 
     @property
     def deployment(self) -> Disaggregated:

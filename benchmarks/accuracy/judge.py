@@ -9,8 +9,8 @@ from fluidserve.eventsim.records import Records
 SHARES = (0.5, 0.8)
 """Loads, as shares of the simulated goodput, at which latencies are compared."""
 LEVELS = (50, 90, 99)
-_FEWEST_SEEDS, _MOST_SEEDS = 5, 24
-_LATENCY_RUNS = 3
+_FEWEST_SEEDS, _MOST_SEEDS = 4, 24
+_LATENCY_RUNS = 2
 _CENTRED = 0.02
 
 
@@ -43,14 +43,20 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
         return attainment(run(rate, seed), slo)
 
     rough = goodput(
-        system, problem.workload, slo, guess=guess, requests=requests, seeds=[0], tolerance=0.02
+        system,
+        problem.workload,
+        slo,
+        guess=guess,
+        requests=requests // 2,
+        seeds=[0],
+        tolerance=0.03,
     )
     root, error = rough.value, np.inf
     for _ in range(3):
         if root == 0.0:
             break
         centre, heights = root, []
-        pairs = [(share(centre * 0.98, s), share(centre * 1.02, s)) for s in range(3)]
+        pairs = [(share(centre * 0.98, s), share(centre * 1.02, s)) for s in range(2)]
         slope = max(float(np.mean([low - high for low, high in pairs])) / 0.04, 1e-3)
         for seed in range(_MOST_SEEDS):
             heights.append(share(centre, seed))
@@ -59,7 +65,7 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
             if seed + 1 >= _FEWEST_SEEDS and error <= precision:
                 break
         root = centre * (1.0 + (float(np.mean(heights)) - target) / slope)
-        runs += 8 + len(heights)
+        runs += 4 + len(heights)
         if abs(root / centre - 1.0) <= _CENTRED:
             break
     points = []

@@ -102,6 +102,7 @@ ANSWER = _options(
         "top": ("K", "Deployments to show (default 10)."),
         "verify": ("K", "Deployments to cross-check by simulation (default 3 in a plan)."),
         "csv": ("FILE", "Also write the deployments to a CSV file."),
+        "plot": ("FILE", "Also draw the answer, .png or .svg."),
     },
 ) | {
     "json": Annotated[

@@ -12,6 +12,7 @@ from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
+from fluidserve.report.plots.figure import check_plot, plot_plan
 from fluidserve.report.sentences import crosscheck_sentences, explain, question_sentence
 from fluidserve.report.tables import crosscheck_table, plan_table
 from fluidserve.results import PlanResult
@@ -33,6 +34,8 @@ def run(flags: dict[str, Any]) -> None:
     budget = inputs.budget
     if inputs.csv is not None:
         check_writable(inputs.csv)
+    if inputs.plot is not None:
+        check_plot(inputs.plot)
     runtime.enable_cache()
     runtime.set_precision("f32")
     problem, notes = build_problem(inputs)
@@ -47,6 +50,10 @@ def run(flags: dict[str, Any]) -> None:
     if inputs.csv is not None:
         write_csv(inputs.csv, result.deployments)
         note(f"wrote {len(result.deployments)} deployments to {inputs.csv}")
+    if inputs.plot is not None:
+        progress(f"drawing {inputs.plot} ...")
+        plot_plan(inputs.plot, problem, budget, result.deployments[0])
+        note(f"drew {inputs.plot}")
     if inputs.as_json:
         _print_json(inputs, problem, result)
     else:

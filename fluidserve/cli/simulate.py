@@ -13,6 +13,7 @@ from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.numbers import three_digits
+from fluidserve.report.plots.figure import check_plot, plot_deployment
 from fluidserve.report.sentences import (
     confidence_sentence,
     limit_sentence,
@@ -41,6 +42,8 @@ def run(flags: dict[str, Any]) -> None:
         raise InputError("--deployment must be given, for example --deployment '3P1D tp2/tp4'")
     if inputs.csv is not None:
         check_writable(inputs.csv)
+    if inputs.plot is not None:
+        check_plot(inputs.plot)
     runtime.enable_cache()
     runtime.set_precision("f32")
     problem, notes = build_problem(inputs)
@@ -65,6 +68,10 @@ def run(flags: dict[str, Any]) -> None:
     if inputs.csv is not None:
         write_csv(inputs.csv, [row])
         note(f"wrote 1 deployment to {inputs.csv}")
+    if inputs.plot is not None:
+        progress(f"drawing {inputs.plot} ...")
+        plot_deployment(inputs.plot, problem, row)
+        note(f"drew {inputs.plot}")
     if inputs.as_json:
         print_json(_as_json(inputs, problem, row, summary, phases, records.utilisation))
     else:

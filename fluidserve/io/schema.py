@@ -110,6 +110,7 @@ class Inputs(BaseModel):
       seed: seed of the simulation.
       as_json: print one JSON object; spelled ``json`` outside.
       csv: file for the rows.
+      plot: file for a picture, PNG or SVG.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -145,6 +146,7 @@ class Inputs(BaseModel):
     seed: Count = Field(0, ge=0, lt=2**63)
     as_json: bool = Field(False, alias="json")
     csv: str | None = None
+    plot: str | None = None
 
     @model_validator(mode="after")
     def _one_source_of_traffic(self) -> Self:

@@ -9,6 +9,7 @@ from fluidserve.status import Binding
 
 ROW = {
     *("label", "kind", "gpus", "pools", "goodput", "goodput_per_gpu", "rate", "ttft", "tpot"),
+    *("after_one_failure", "phases"),
     *("attainment", "utilization", "batch", "kv_use", "binding", "confidence", "tied", "simulated"),
 }
 TIMES = {"mean", "p50", "p90", "p99"}

@@ -55,7 +55,7 @@ def test_phases_add_up_and_agree_with_the_simulator(deployment, rate, first_toke
     total = np.mean([np.mean(r.last_token - r.arrival) for r in runs])
     for name, time in dataclasses.asdict(row.phases).items():
         simulated = np.mean([r.phases()[name] for r in runs])
-        assert time == pytest.approx(simulated, abs=0.04 * total), name
+        assert time == pytest.approx(simulated, abs=float(0.04 * total)), name
     assert sum(dataclasses.astuple(row.phases)) == pytest.approx(total, rel=0.02)
     by_phase = [sum(r.phases().values()) for r in runs]
     assert np.mean(by_phase) == pytest.approx(total, rel=1e-9)

@@ -1,0 +1,1 @@
+"""Pictures of an answer; matplotlib is loaded only when one is drawn."""

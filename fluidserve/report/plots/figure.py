@@ -1,0 +1,100 @@
+"""Pictures as files: PNG or SVG, complete or not there at all."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fluidserve.errors import InputError
+from fluidserve.problem import Problem
+from fluidserve.report.plots import panels, points
+from fluidserve.results import DeploymentResult
+from fluidserve.verify.crosscheck import requests_for
+
+SUFFIXES = (".png", ".svg")
+_DPI = 130
+
+
+def check_plot(path: str) -> None:
+    """Refuses a file that could not be written, before anything is computed.
+
+    Raises:
+      InputError: not PNG or SVG, no such directory, or no permission.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise InputError(f"--plot {path}: there is no directory {folder}")
+    if target.exists() and not target.is_file():
+        raise InputError(f"--plot {path}: is not a regular file; give another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--plot {path}: the directory {folder} cannot be written to")
+
+
+def plot_plan(path: str, problem: Problem, budget: int, best: DeploymentResult) -> None:
+    """Trade-offs over the budget, and the best deployment: rate, time line, roofline.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
+    figure, axes = _figure(3)
+    trade = points.tradeoff(problem, budget)
+    panels.draw_tradeoff(axes[0][0], trade, "ttft", float(problem.slo.ttft))
+    panels.draw_tradeoff(axes[1][0], trade, "tpot", float(problem.slo.tpot))
+    _draw_deployment([axes[0][1], axes[1][1], axes[0][2], axes[1][2]], problem, best)
+    _save(figure, path)
+
+
+def plot_deployment(path: str, problem: Problem, row: DeploymentResult) -> None:
+    """One deployment: attainment and latency over the rate, time line, roofline.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
+    figure, axes = _figure(2)
+    _draw_deployment([axes[0][0], axes[1][0], axes[0][1], axes[1][1]], problem, row)
+    _save(figure, path)
+
+
+def _draw_deployment(axes: list[Any], problem: Problem, row: DeploymentResult) -> None:
+    deployment, label = row.deployment, row.deployment.label
+    reach = row.goodput if row.goodput > 0 else row.rate
+    line = points.curve(problem, deployment, reach)
+    requests = requests_for(problem, row)
+    runs = points.simulated_curve(problem, deployment, reach, requests)
+    panels.draw_attainment(axes[0], line, runs, problem.slo, reach, label)
+    panels.draw_latency(axes[1], line, problem.slo, reach, label)
+    sample = points.sample_run(problem, deployment, row.rate, requests)
+    panels.draw_timeline(axes[2], sample, row.rate)
+    passes = points.roofline_points(problem, deployment, row.batch)
+    panels.draw_roofline(axes[3], problem.gpu, problem.model.weight_dtype, passes)
+
+
+def _figure(columns: int) -> tuple[Any, Any]:
+    """Two rows of panels, without a window whatever the user's settings are."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * columns, 8.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(2, columns)
+
+
+def _save(figure: Any, path: str) -> None:
+    target = Path(os.path.realpath(path))
+    try:
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent
+        )
+        os.close(handle)
+        try:
+            figure.savefig(temporary, dpi=_DPI, format=target.suffix[1:].lower())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None

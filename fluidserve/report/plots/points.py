@@ -1,0 +1,213 @@
+"""The numbers behind the pictures: formulas over loads and rates, simulated runs, the roofline."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from fluidserve.eventsim import simulate, summarise
+from fluidserve.eventsim.records import Records
+from fluidserve.problem import Problem
+from fluidserve.search.grid import Grid, disaggregated_grid
+from fluidserve.search.score import Question, describe_rows, question_of, score_grid
+from fluidserve.specs.deployment import Disaggregated
+from fluidserve.timing.intensity import arithmetic_intensity
+from fluidserve.timing.model import Work, decode_work, prefill_work
+
+LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
+"""Shares of its own goodput at which a deployment is a point of the trade-off."""
+_CANDIDATES = 600
+_RATES = 60
+_BEYOND = 1.25
+_SIMULATED = (0.4, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tradeoff:
+    """Deployments at several loads; arrays of one length.
+
+    Attributes:
+      throughput: requests/s per GPU.
+      ttft: P90 of TTFT, s.
+      tpot: P90 of TPOT, s.
+      meets: whether the SLO is met.
+      gpus: GPUs of the deployment.
+      labels: deployment of each point.
+    """
+
+    throughput: np.ndarray
+    ttft: np.ndarray
+    tpot: np.ndarray
+    meets: np.ndarray
+    gpus: np.ndarray
+    labels: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A deployment over the arrival rate, 1/s, by the formulas; times in s."""
+
+    rate: np.ndarray
+    attainment: np.ndarray
+    ttft: np.ndarray
+    tpot: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Simulated attainment over the arrival rate, 1/s, with 95 % intervals; one run each."""
+
+    rate: np.ndarray
+    attainment: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class RooflinePoint:
+    """A pass of one instance.
+
+    Attributes:
+      phase: ``prefill`` or ``decode``.
+      name: what the pass holds.
+      intensity: FLOP over bytes of weights and KV.
+      achieved: FLOP/s of one GPU while it computes.
+    """
+
+    phase: str
+    name: str
+    intensity: float
+    achieved: float
+
+
+def tradeoff(problem: Problem, budget: int) -> Tradeoff:
+    """The better deployments of a budget at `LOADS` of their goodput.
+
+    Those with most goodput per GPU are taken, at most 600, whatever they are called.
+    """
+    grid = disaggregated_grid(problem, budget)
+    question = question_of(problem)
+    goodput = score_grid(grid, question).goodput
+    serving = np.flatnonzero(goodput > 0)
+    per_gpu = goodput[serving] / grid.gpus[serving]
+    rows = serving[np.argsort(-per_gpu, kind="stable")][:_CANDIDATES]
+    rates = np.outer(LOADS, goodput[rows]).ravel()
+    every = np.tile(rows, len(LOADS))
+    found = describe_rows(grid, question, every, rates)
+    return Tradeoff(
+        throughput=rates / grid.gpus[every],
+        ttft=found.latencies.ttft[1],
+        tpot=found.latencies.tpot[1],
+        meets=found.asked.attainment >= float(problem.slo.attainment) - 1e-3,
+        gpus=grid.gpus[every],
+        labels=[grid.deployment(int(i)).label for i in every],
+    )
+
+
+def pareto_front(cost: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Points that no other beats in both, as indices in the order of rising cost.
+
+    Args:
+      cost: the smaller the better.
+      value: the larger the better, same shape ``(n,)``.
+
+    Example:
+      >>> pareto_front(np.array([1.0, 2.0, 3.0]), np.array([5.0, 4.0, 9.0])).tolist()
+      [0, 2]
+    """
+    order = np.lexsort((-value, cost))
+    best = np.maximum.accumulate(np.concatenate([[-np.inf], value[order][:-1]]))
+    return order[value[order] > best]
+
+
+def curve(problem: Problem, deployment: Disaggregated, goodput: float) -> Curve:
+    """A deployment from an idle system to a quarter beyond its goodput, 1/s."""
+    grid, question = _alone(problem, deployment)
+    rates = np.linspace(0.02, _BEYOND, _RATES) * goodput
+    found = describe_rows(grid, question, np.zeros(_RATES, int), rates)
+    return Curve(
+        rate=rates,
+        attainment=found.asked.attainment,
+        ttft=found.latencies.ttft[1],
+        tpot=found.latencies.tpot[1],
+    )
+
+
+def simulated_curve(
+    problem: Problem, deployment: Disaggregated, goodput: float, requests: int
+) -> Runs:
+    """One simulated run at each of several rates around the goodput, 1/s."""
+    system = problem.system(deployment)
+    rates = np.array(_SIMULATED) * goodput
+    shares = [
+        summarise(
+            simulate(system, problem.workload, float(rate), requests=requests, seed=i),
+            problem.slo,
+        ).attainment
+        for i, rate in enumerate(rates)
+    ]
+    return Runs(
+        rate=rates,
+        attainment=np.array([s.value for s in shares]),
+        low=np.array([s.low for s in shares]),
+        high=np.array([s.high for s in shares]),
+    )
+
+
+def sample_run(problem: Problem, deployment: Disaggregated, rate: float, requests: int) -> Records:
+    """Requests of a simulated run with the times between their tokens."""
+    system = problem.system(deployment)
+    records = simulate(system, problem.workload, rate, requests=requests, seed=0, record_gaps=True)
+    return records.window()
+
+
+def typical_requests(records: Records, levels: Sequence[float] = (0.5, 0.9, 0.99)) -> list[int]:
+    """Requests whose TTFT lies at the given quantiles, among those with several tokens."""
+    several = np.flatnonzero(records.n_out > 1)
+    order = several[np.argsort(records.ttft[several], kind="stable")]
+    return [int(order[min(int(level * len(order)), len(order) - 1)]) for level in levels]
+
+
+def roofline_points(
+    problem: Problem, deployment: Disaggregated, batch: float
+) -> list[RooflinePoint]:
+    """Prefill of the mean prompt, and decode steps of one request and of the plan's batch.
+
+    Args:
+      problem: the question.
+      deployment: its pools.
+      batch: requests in decode per instance.
+    """
+    bins = problem.bins
+    prompt = float(np.sum(bins.in_share * bins.in_mean))
+    context = prompt + 0.5 * float(np.sum(bins.out_share * bins.gap_mean))
+    lane = max(batch / deployment.decode.pp, 1.0)
+    passes = [
+        ("prefill", f"prompt of {prompt:,.0f}", deployment.prefill, prefill_work(prompt)),
+        ("decode", "one request", deployment.decode, decode_work(1.0, context)),
+        (
+            "decode",
+            f"batch of {lane:,.0f}",
+            deployment.decode,
+            decode_work(lane, lane * context),
+        ),
+    ]
+    points = []
+    for phase, name, pool, work in passes:
+        flop, moved = _flop_and_bytes(problem, work)
+        instance = problem.instance(pool.tp, pool.pp)
+        time = float(instance.pp * instance.times.stage_time(work))
+        points.append(RooflinePoint(phase, name, flop / moved, flop / (time * pool.tp)))
+    return points
+
+
+def _flop_and_bytes(problem: Problem, work: Work) -> tuple[float, float]:
+    """Nominal FLOP and bytes of a pass of the whole model."""
+    model = problem.model
+    flop = float(model.flop_per_token * work.new + model.attention_flop * work.attended)
+    return flop, flop / float(arithmetic_intensity(model, work))
+
+
+def _alone(problem: Problem, deployment: Disaggregated) -> tuple[Grid, Question]:
+    grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
+    return grid, question_of(problem)
