@@ -131,6 +131,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         system.n_prefill,
         rate,
         arrival_scv=plan.arrival_scv,
+        dispatch=system.dispatch,
         max_replicas=max_replicas,
     )
     prompt, prompt_square = prompt_moments(bins, system.kv)
@@ -152,6 +153,7 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         max_batch=system.max_batch,
         transfer=handover,
         arrival_scv=plan.arrival_scv,
+        dispatch=system.dispatch,
     )
     held, _ = prompt_moments(bins, system.prefill.kv)
     waiting_room = jnp.maximum(

@@ -135,16 +135,21 @@ def fit_wait(
     spread = jnp.where(one, 1.0 / rho, base ** (-1.0 / kappa))
     weight = busy * lundberg * spread
 
+    steep = fast_rate(busy, weight, decay, mean)
+    constant = jnp.where(one & (arrival_scv == 1.0), jnp.clip(1.0 - scv / _FOLLOWED, 0.0, 1.0), 0.0)
+    return WaitFit(
+        busy=busy, weight=weight, decay=decay, steep=steep, mean=mean, rho=rho, constant=constant
+    )
+
+
+def fast_rate(busy, weight, decay, mean):
+    """Rate of the fast exponential that gives a tail its mean, given the chance of waiting."""
     left = mean - weight / decay
     rest = busy - weight
     small = jnp.abs(left) < 1e-6
     steep = rest / jnp.where(small, 1e-6, left)
     usable = (steep > 1.02 * decay) & (jnp.abs(rest) > 1e-4)
-    steep = jnp.where(usable, jnp.minimum(steep, _STEEPEST), _STEEPEST)
-    constant = jnp.where(one & (arrival_scv == 1.0), jnp.clip(1.0 - scv / _FOLLOWED, 0.0, 1.0), 0.0)
-    return WaitFit(
-        busy=busy, weight=weight, decay=decay, steep=steep, mean=mean, rho=rho, constant=constant
-    )
+    return jnp.where(usable, jnp.minimum(steep, _STEEPEST), _STEEPEST)
 
 
 def _md1_tail(rho, y):

@@ -38,10 +38,11 @@ def question_sentence(problem: Problem) -> str:
     slo, engine = problem.slo, problem.engine
     cv = math.sqrt(float(problem.workload.arrival_scv))
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
+    rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
     return (
         f"{problem.model.name} on {problem.gpu.name}, {problem.workload.name}, {arrivals}, "
         f"TTFT <= {format_time(float(slo.ttft))} and TPOT <= {format_time(float(slo.tpot))} for "
-        f"{_share(problem)} of the requests, link {format_bandwidth(engine.link_bandwidth)}."
+        f"{_share(problem)} of the requests, link {format_bandwidth(engine.link_bandwidth)}{rule}."
     )
 
 

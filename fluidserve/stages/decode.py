@@ -10,11 +10,11 @@ moments for any smooth step time:
    \bar n = a\,\tau(\bar n + 1/k), \qquad \mathrm{Var}\,n = \bar n / (k (1 - a\tau'))
 
 with a the decode steps asked of an instance per second and k the instances that a least-loaded
-dispatch lets act as one. A request sees the average of the step time over its own life, so the
-variance shrinks with its length over the relaxation time. Slots are limited by KV memory and by
-the batch cap; beyond them requests wait. The wait is exponential, with the heavy-traffic rate of a
-queue whose jobs are as variable as reservation times decode steps; the chance of it is the mass of
-the batch, and of its varying KV, beyond the slots.
+dispatch lets act as one (1 where they are taken in turn or at random). A request sees the average
+of the step time over its own life, so the variance shrinks with its length over the relaxation
+time. Slots are limited by KV memory and by the batch cap; beyond them requests wait. The wait is
+exponential, with the heavy-traffic rate of a queue whose jobs are as variable as reservation times
+decode steps; the chance of it is the mass of the batch, and of its varying KV, beyond the slots.
 
 Arrays have their bins on the first axis and candidates on the rest.
 
@@ -31,7 +31,9 @@ from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.lengths import LengthBins
+from fluidserve.stages.split import acting_together, scv_at_one
 from fluidserve.stages.windowed import (
     Reservations,
     Windowed,
@@ -222,20 +224,24 @@ def decode_state(
     max_batch: Leaf,
     transfer: Float[Array, "*c"],
     arrival_scv: Float[Array, "..."] | float = 1.0,
+    dispatch: Dispatch = "shared",
 ) -> DecodeState:
     """The pool at an arrival rate.
 
     Args:
       instance: one of its instances.
       lengths: moments of the requests.
-      replicas: instances; a request goes to the one with fewest requests.
+      replicas: instances.
       rate: requests arriving at the pool, 1/s.
       max_batch: batch cap of an instance.
       transfer: mean time between getting a slot and the first decode step, s.
       arrival_scv: squared coefficient of variation between arrivals.
+      dispatch: how requests are spread over the instances.
     """
     demand = rate * lengths.mean_steps / replicas  # steps per second and instance
     room = slots(instance, lengths, max_batch, rate * transfer / replicas)
+    arrival_scv = scv_at_one(dispatch, arrival_scv, replicas)
+    replicas = acting_together(dispatch, replicas)
     batch, slope, per_token, unequal = _settle(instance, lengths, demand, 1.0 / replicas, room)
     tilt = jnp.clip(demand * slope, 1e-6, _FULL)
     burst = 0.5 * (1.0 + arrival_scv)

@@ -1,4 +1,4 @@
-"""The prefill pool: n instances behind one FCFS queue, and the TTFT that comes out of it.
+"""The prefill pool: n instances behind one FCFS queue or one each, and the TTFT behind them.
 
 TTFT is the wait for a free first stage, plus the pass through `pp` stages, where a prompt can be
 held up behind a longer one. Arrays have their bins on the first axis and candidates on the rest.
@@ -17,8 +17,11 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
+from fluidserve.queueing.separate import fit_jsq, fit_renewal
 from fluidserve.queueing.tandem import Ahead, ahead, at_levels
+from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.lengths import LengthBins
+from fluidserve.stages.split import scv_at_one
 from fluidserve.timing.instance import Instance
 
 LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
@@ -214,6 +217,7 @@ def prefill_state(
     rate: Float[Array, "*c"],
     *,
     arrival_scv: Float[Array, "..."] | float = 1.0,
+    dispatch: Dispatch = "shared",
     max_replicas: int = MAX_SERVERS,
 ) -> PrefillState:
     """The pool at an arrival rate.
@@ -223,14 +227,15 @@ def prefill_state(
       replicas: instances.
       rate: requests arriving at the pool, 1/s.
       arrival_scv: squared coefficient of variation between arrivals.
+      dispatch: how prompts are spread over the instances.
       max_replicas: largest value of `replicas`.
     """
     load = rate * shape.mean / replicas
     rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
-    wait = fit_wait(rho, replicas, shape.scv, arrival_scv, max_servers=max_replicas)
-    run = _at_load(shape.ahead, wait.busy)
+    wait, busy, replicas = _wait(dispatch, rho, replicas, shape, arrival_scv, max_replicas)
+    run = _at_load(shape.ahead, busy)
     # runs start in idle time; a row behind a shared line is idle less often than it is waited for
-    starts = rho * (1.0 - wait.busy) / (1.0 - rho)
+    starts = rho * (1.0 - busy) / (1.0 - rho)
     faded = jnp.exp(-starts * (shape.pp - 1.0) * run.reach)
     cdf, waits = run.cdf * faded, run.wait * faded
     middles = tuple(0.5 * (a + b) for a, b in itertools.pairwise(LEVELS))
@@ -252,6 +257,30 @@ def prefill_state(
         mean=shape.mean,
         pp=shape.pp,
     )
+
+
+def _wait(
+    dispatch: Dispatch,
+    rho: Float[Array, "*c"],
+    replicas: Float[Array, "*c"],
+    shape: PrefillShape,
+    arrival_scv: Float[Array, "..."] | float,
+    max_replicas: int,
+) -> tuple[WaitFit, Float[Array, "*c"], Float[Array, "*c"]]:
+    """The wait under a rule, the load that runs of a row grow by, and the instances of a queue."""
+    if dispatch in ("shared", "jsq"):
+        wait = fit_wait(rho, replicas, shape.scv, arrival_scv, max_servers=max_replicas)
+        busy = wait.busy
+        if dispatch == "jsq":
+            wait = fit_jsq(wait, replicas, shape.scv, stages=shape.pp)
+        return wait, busy, replicas
+    one = jnp.ones_like(replicas)
+    gaps = scv_at_one(dispatch, arrival_scv, replicas)
+    wait = fit_wait(rho, one, shape.scv, gaps, max_servers=1)
+    if dispatch == "round-robin":
+        in_turn = fit_renewal(rho, shape.scv, gaps)
+        wait = jax.tree.map(lambda x, y: jnp.where(replicas > 1.0, x, y), in_turn, wait)
+    return wait, rho, one
 
 
 def _at_load(table: Ahead, load: Float[Array, "*c"]) -> Ahead:
