@@ -57,6 +57,10 @@ class Fields:
             raise self.error(field, f"is {shown(value)}; it must be true or false")
         return value
 
+    def switch(self, switch: bool | str) -> bool:
+        """A habit that is fixed, or the field that decides, absent meaning no."""
+        return self.flag(switch, False) if isinstance(switch, str) else switch
+
 
 def shown(value: Any) -> str:
     """A value as messages show it, cut to one line."""

@@ -1,10 +1,8 @@
 """Models from the ``config.json`` that Hugging Face checkpoints carry.
 
 What is not understood is refused with the field that stands in the way; nothing is guessed.
-`fluidserve.io.families` holds what differs between families.
-
-Ignores: that quantised checkpoints keep norms, embeddings and the output head in 16 bits (every
-parameter counts in `weight_dtype`), and the scales of block-wise formats.
+`fluidserve.io.families` holds what differs between families, `fluidserve.io.quantisation` the
+formats of quantised checkpoints.
 """
 
 import json
@@ -14,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fluidserve.errors import InputError
-from fluidserve.io.families import Family, Fields, family_of, shown
+from fluidserve.io.attention import Attention
+from fluidserve.io.families import family_of
+from fluidserve.io.family import Family
+from fluidserve.io.fields import Fields, shown
+from fluidserve.io.mixers import INDEX_KEY_BYTES
+from fluidserve.io.quantisation import Quantisation, from_checkpoint, uniform
 from fluidserve.specs.model import BYTES_PER_VALUE, ModelSpec
 
 _LARGEST_FILE = 16 * 2**20
@@ -25,9 +28,11 @@ _SIXTEEN_BITS = {
     "fp16": "float16",
     "float16": "float16",
 }
-WEIGHT_DTYPES: dict[str, str] = _SIXTEEN_BITS | {
-    name: name for name in ("fp8", "int8", "int4", "fp4")
-}
+WEIGHT_DTYPES: dict[str, str] = (
+    _SIXTEEN_BITS
+    | {name: name for name in ("fp8", "int8", "int4", "mxfp4", "nvfp4")}
+    | {"fp4": "mxfp4"}
+)
 """Formats that weights can be asked for, with their spelling in `ModelSpec`."""
 KV_DTYPES: dict[str, str] = _SIXTEEN_BITS | {name: name for name in ("fp8", "int8")}
 """Formats that the KV cache can be asked for, with their spelling in `ModelSpec`."""
@@ -39,13 +44,19 @@ _REFUSED = {
     "text_config": "a text model wrapped in a larger one",
     "attention_chunk_size": "attention within chunks",
     "index_topk": "sparse attention with an indexer",
+    "sparse_attention_config": "sparse attention with an indexer",
     "compress_ratios": "compressed attention",
     "full_attention_interval": "linear attention in some layers",
     "linear_num_key_heads": "linear attention in some layers",
     "hybrid_override_pattern": "state-space layers",
+    "layers_block_type": "state-space layers",
     "mamba_num_heads": "state-space layers",
     "num_kv_shared_layers": "layers that share their KV cache",
 }
+"""Fields that only families with `Family.uses` of them understand."""
+
+_WRAPPED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "expert_dtype")
+"""Fields of a larger model that hold for the text model in it, unless it has its own."""
 
 
 def read_model(
@@ -57,17 +68,19 @@ def read_model(
 ) -> ModelSpec:
     """Reads a model from its config.
 
-    Parameters are counted exactly from the shapes of the family's reference implementation; layers
-    for predicting several tokens at once are not counted.
+    Parameters are counted from the shapes of the family's reference implementation; layers for
+    predicting several tokens at once and encoders of images and sound are not counted, and
+    `ModelSpec.notes` says so.
 
     Args:
       path_or_dict: a ``config.json``, a directory that holds one, or its decoded content.
       name: what to call the model; by default the directory or file it was read from.
-      weight_dtype: format of the weights, a key of `WEIGHT_DTYPES`; by default that of the
-        checkpoint: ``fp8`` where it is quantised so, else ``torch_dtype``, a float32 checkpoint
-        counting as it is stored.
-      kv_dtype: format of the KV cache, a key of `KV_DTYPES`; by default the 16-bit format that
-        the model computes in, also where its weights are smaller or float32.
+      weight_dtype: format of all matrices of the layers, a key of `WEIGHT_DTYPES`; embeddings,
+        output head, norms and routers stay in 16 bits. By default the checkpoint's: what its
+        ``quantization_config`` says, else ``torch_dtype``, a float32 checkpoint counting as it is
+        stored.
+      kv_dtype: format of the KV cache, a key of `KV_DTYPES`; by default what the quantised
+        checkpoint asks for, else the 16-bit format that the model computes in.
 
     Returns:
       the model; counts in SI units as `ModelSpec` says.
@@ -89,16 +102,14 @@ def read_model(
     else:
         path = _config_file(Path(path_or_dict))
         values, where = _load(path), str(path)
-        if weight_dtype is None and (path.parent / "hf_quant_config.json").is_file():
-            raise InputError(
-                f"{where}: hf_quant_config.json beside it says that the checkpoint is quantised; "
-                "give weight_dtype, for example fp8"
-            )
+        if "quantization_config" not in values:
+            values = {**values, **_quantised_beside(path)}
         folder = path.resolve().parent.name
         name = name or (folder if path.name == "config.json" and folder else path.stem)
     config = Fields(values, where)
-    _refuse_what_is_not_modelled(config)
     family = family_of(config)
+    config = _text_model(config, family)
+    _refuse_what_is_not_modelled(config, family)
     for field, value in family.only.items():
         if config.get(field) not in (None, value):
             raise config.error(
@@ -106,8 +117,8 @@ def read_model(
                 f"is {shown(config.get(field))}; {family.architecture} is read only with "
                 f"{json.dumps(value)}",
             )
-    weights, kv = _dtypes(config, weight_dtype, kv_dtype)
-    return _build(config, family, name or family.architecture, weights, kv)
+    named = values.get("architectures") or [family.architecture]
+    return _build(config, family, name or named[0], named[0], weight_dtype, kv_dtype)
 
 
 def _config_file(path: Path) -> Path:
@@ -143,80 +154,83 @@ def _load(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _refuse_what_is_not_modelled(config: Fields) -> None:
+def _quantised_beside(path: Path) -> dict[str, Any]:
+    """What ``hf_quant_config.json`` beside a config says, in the form of the config's own field."""
+    beside = path.parent / "hf_quant_config.json"
+    if not beside.is_file():
+        return {}
+    inner = _load(beside).get("quantization")
+    if not isinstance(inner, dict):
+        raise InputError(f"{beside}: quantization: is missing; give weight_dtype, for example fp8")
+    return {"quantization_config": {"quant_method": "modelopt", **inner}}
+
+
+def _text_model(config: Fields, family: Family) -> Fields:
+    """The fields of the text model, where a family wraps it in a larger one."""
+    inner = config.get("text_config")
+    if not family.wrappers or not isinstance(inner, dict):
+        return config
+    kept = {field: config.values[field] for field in _WRAPPED if field in config.values}
+    extra = {f: config.values[f] for f in ("vision_config", "audio_config") if config.get(f)}
+    return Fields(kept | inner | {"_left_out": extra}, config.where)
+
+
+def _refuse_what_is_not_modelled(config: Fields, family: Family) -> None:
     for field, what in _REFUSED.items():
-        if config.get(field) not in (None, False, 0, [], {}):
+        if field not in family.uses and config.get(field) not in (None, False, 0, [], {}):
             raise config.error(
-                field, f"means {what}, which is not modelled; use a plain text model"
+                field, f"means {what}, which is not modelled here; use a plain text model"
             )
-    layer_types = config.get("layer_types")
-    if layer_types is not None and (
-        not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types)
-    ):
-        raise config.error("layer_types", "only full_attention in every layer is modelled")
     if config.flag("is_encoder_decoder", False):
         raise config.error("is_encoder_decoder", "only decoder-only models are read")
 
 
-def _refuse_active_window(config: Fields, family: Family, max_positions: int) -> None:
-    """Sliding windows are refused unless they are switched off or hold the whole context."""
-    if family.window_switch:
-        if config.flag("use_sliding_window", False):
-            raise config.error(
-                "use_sliding_window", "sliding-window attention is not modelled; it must be false"
-            )
-        return
-    window = family.window
-    if "sliding_window" in config.values:
-        window = config.optional_size("sliding_window")
-    if window is not None and window < max_positions:
-        absent = "" if config.get("sliding_window") else " (what this family takes when absent)"
-        raise config.error(
-            "sliding_window",
-            f"is {window} tokens{absent}, fewer than max_position_embeddings {max_positions}; "
-            "sliding-window attention is not modelled: it must be null or hold the whole context",
-        )
+def _notes(config: Fields, family: Family) -> tuple[str, ...]:
+    """What a user should know about how the config was read."""
+    notes = list(family.notes)
+    if config.get("_left_out"):
+        notes.append("encoders of images or sound are not counted: text requests only")
+    ahead = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+    if any(config.get(field) for field in ahead):
+        notes.append("layers that predict several tokens at once are not counted")
+    return tuple(notes)
 
 
-def _dtypes(config: Fields, weight_dtype: str | None, kv_dtype: str | None) -> tuple[str, str]:
-    """Formats of weights and KV cache."""
+def _stored(config: Fields) -> str | None:
+    """Format of the weights that are not quantised; None when the config does not say it."""
     stored = config.get("torch_dtype") or config.get("dtype")
-    if stored is not None:
-        stored = str(stored).removeprefix("torch.")
-        if stored not in _CHECKPOINT_DTYPES:
-            raise config.error(
-                "torch_dtype", f"is {stored!r}; it must be one of {', '.join(_CHECKPOINT_DTYPES)}"
-            )
-    quantised = _quantised(config)
+    if stored is None:
+        return None
+    stored = str(stored).removeprefix("torch.")
+    if stored not in _CHECKPOINT_DTYPES:
+        raise config.error(
+            "torch_dtype", f"is {stored!r}; it must be one of {', '.join(_CHECKPOINT_DTYPES)}"
+        )
+    return stored
+
+
+def _formats(config: Fields, layers: int, weight_dtype: str | None) -> tuple[Quantisation, str]:
+    """Formats of the matrices, and that of everything else."""
+    stored = _stored(config)
     if weight_dtype is not None:
-        weights = _format(weight_dtype, WEIGHT_DTYPES, "weight_dtype")
-    elif quantised or stored:
-        weights = quantised or str(stored)
-    else:
+        asked = _format(weight_dtype, WEIGHT_DTYPES, "weight_dtype")
+        rest = asked if asked in _SIXTEEN_BITS else stored
+        return uniform(asked), rest if rest in _SIXTEEN_BITS else "bfloat16"
+    quantised = from_checkpoint(config, layers)
+    if quantised is not None:
+        return quantised, stored or "bfloat16"
+    if stored is None:
         raise config.error(
             "torch_dtype", "is missing; write it into the config or give weight_dtype"
         )
+    return uniform(stored), stored
+
+
+def _kv_format(quantised: Quantisation, rest: str, kv_dtype: str | None) -> str:
+    """Format of the KV cache."""
     if kv_dtype is not None:
-        return weights, _format(kv_dtype, KV_DTYPES, "kv_dtype")
-    computes = [d for d in (weights, stored) if d in _SIXTEEN_BITS]
-    return weights, computes[0] if computes else "bfloat16"
-
-
-def _quantised(config: Fields) -> str | None:
-    """``fp8`` for a checkpoint in 8-bit floats, None for one that is not quantised."""
-    for field in ("quantization_config", "compression_config"):
-        quantisation = config.get(field)
-        if quantisation is None:
-            continue
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        if field == "quantization_config" and method == "fp8":
-            return "fp8"
-        raise config.error(
-            field,
-            f"quant_method is {method!r}; only plain fp8 checkpoints are read: take the config of "
-            "the model before quantisation and give weight_dtype",
-        )
-    return None
+        return _format(kv_dtype, KV_DTYPES, "kv_dtype")
+    return quantised.kv_dtype or (rest if rest in _SIXTEEN_BITS else "bfloat16")
 
 
 def _format(asked: str, known: Mapping[str, str], argument: str) -> str:
@@ -226,59 +240,118 @@ def _format(asked: str, known: Mapping[str, str], argument: str) -> str:
         raise InputError(f"{argument}: {asked!r} must be one of {', '.join(known)}") from None
 
 
-def _build(config: Fields, family: Family, name: str, weights: str, kv: str) -> ModelSpec:
-    layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
-    vocab, max_positions = config.size("vocab_size"), config.size("max_position_embeddings")
-    _refuse_active_window(config, family, max_positions)
+def _build(
+    config: Fields,
+    family: Family,
+    name: str,
+    architecture: str,
+    weight_dtype: str | None,
+    kv_dtype: str | None,
+) -> ModelSpec:
+    blocks = family.blocks(config) if family.blocks else None
+    layers = sum(blocks.values()) if blocks else config.size("num_hidden_layers")
+    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    max_positions = config.size("max_position_embeddings")
     projected = config.optional_size("word_embed_proj_dim")
     if projected not in (None, hidden):
         raise config.error(
             "word_embed_proj_dim", f"is {projected}; it must be hidden_size {hidden}"
         )
-    attention, ffn = family.attention(config, family), family.feed_forward(config)
+    quantised, rest = _formats(config, layers, weight_dtype)
+    kv = _kv_format(quantised, rest, kv_dtype)
+    attention = family.attention(config, family, layers)
+    ffn = family.feed_forward(config, blocks["-"] + blocks["E"] if blocks else layers)
 
     table = vocab * hidden
     looked_up = 0 if config.flag("tie_word_embeddings", family.tied) else table
     if family.extra_positions is not None:
         looked_up += (max_positions + family.extra_positions) * hidden
-    norms = (2 * layers + 1) * family.norm_vectors * hidden
-    common = looked_up + table + layers * attention.parameters + norms + ffn.common
+    parts = {
+        "attention": sum(n * mixer.matrices for n, mixer in attention.mixers),
+        "dense": ffn.dense,
+        "shared": ffn.shared,
+        "experts": ffn.routed,
+    }
+    vectors = sum(n * mixer.vectors for n, mixer in attention.mixers)
+    norms = (family.norms * layers + 1) * family.norm_vectors * hidden
+    plain = looked_up + table + vectors + norms + ffn.routers
     visited = ffn.routed * ffn.experts_per_token // ffn.experts if ffn.experts else 0
-    parameters = float(common + ffn.routed)
+    sizes, compute = _part_sizes(quantised, parts, BYTES_PER_VALUE[rest])
+    active = parts | {"experts": visited}
+    fast = {p: f.compute for p, f in quantised.formats.items() if f.compute in ("fp8", "int8")}
+    most = max(parts, key=lambda part: parts[part])
     return ModelSpec(
         name=name,
-        architecture=family.architecture,
+        architecture=architecture,
         attention=attention.kind,
         layers=layers,
-        sublayers=2 * layers,
+        sublayers=layers if blocks else 2 * layers,
         hidden=hidden,
         heads=attention.heads,
         kv_heads=attention.kv_heads,
-        window_kv_heads=attention.kv_heads,
+        window_kv_heads=attention.window_kv_heads or attention.kv_heads,
         head_dim=attention.head_dim,
         intermediate=ffn.width,
         vocab=vocab,
         experts=ffn.experts,
         experts_per_token=ffn.experts_per_token,
         max_positions=max_positions,
-        window=0,
-        sparse_tokens=0,
-        weight_dtype=weights,
+        window=attention.window,
+        sparse_tokens=attention.sparse_tokens,
+        weight_dtype=quantised.formats[most].name,
+        compute_dtype=next(iter(fast.values()), "bfloat16"),
         kv_dtype=kv,
-        parameters=parameters,
-        active_parameters=float(common + visited),
+        parameters=float(plain + sum(parts.values())),
+        active_parameters=float(plain + sum(active.values())),
+        compute_parameters=float(sum(active[part] * compute[part] for part in fast)),
         embedding_parameters=float(looked_up),
         head_parameters=float(table),
         expert_parameters=float(ffn.routed),
-        weight_bytes=parameters * BYTES_PER_VALUE[weights],
-        expert_bytes=float(ffn.routed) * BYTES_PER_VALUE[weights],
-        outside_bytes=float(looked_up + table) * BYTES_PER_VALUE[weights],
-        kv_bytes_per_token=layers * attention.kv_values * BYTES_PER_VALUE[kv],
-        kv_window_bytes=0.0,
-        index_bytes_per_token=0.0,
-        state_bytes=0.0,
-        attention_flop=float(layers * attention.pair_flop),
-        limited_attention_flop=0.0,
-        state_flop=0.0,
-        notes=(),
+        weight_bytes=plain * BYTES_PER_VALUE[rest] + sum(sizes.values()),
+        expert_bytes=float(sizes["experts"]),
+        outside_bytes=(looked_up + table) * BYTES_PER_VALUE[rest],
+        notes=_notes(config, family),
+        **_kv_fields(config, attention, BYTES_PER_VALUE[kv]),
     )
+
+
+def _part_sizes(
+    quantised: Quantisation, parts: Mapping[str, int], wide: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes of each part, and the share of it that is quantised."""
+    shares = {part: 1.0 - quantised.left[part] for part in parts}
+    sizes = {
+        part: count * (shares[part] * quantised.formats[part].size + quantised.left[part] * wide)
+        for part, count in parts.items()
+    }
+    return sizes, shares
+
+
+def _kv_fields(config: Fields, attention: Attention, size: float) -> dict[str, float]:
+    """What requests keep and what attention costs, with `size` bytes for each number."""
+
+    def total(what: str, *, windowed: bool | None = None, chosen: bool | None = None) -> float:
+        return float(
+            sum(
+                n * getattr(mixer, what)
+                for n, mixer in attention.mixers
+                if windowed in (None, mixer.windowed) and chosen in (None, mixer.chosen)
+            )
+        )
+
+    pairs, scores = total("pair_flop"), total("index_flop")
+    limited = total("pair_flop", windowed=True)
+    limited += total("pair_flop", chosen=True) if attention.sparse_tokens else 0.0
+    state_dtype = config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")
+    wide = 4.0 if state_dtype == "float32" else 2.0
+    index = INDEX_KEY_BYTES if config.get("index_topk") else size
+    return {
+        "kv_bytes_per_token": total("kv_values", windowed=False) * size,
+        "kv_window_bytes": attention.window * total("kv_values", windowed=True) * size,
+        "chosen_bytes_per_token": total("kv_values", chosen=True) * size,
+        "index_bytes_per_token": total("index_values") * index,
+        "state_bytes": total("state_values") * wide + total("buffer_values") * size,
+        "attention_flop": pairs + scores,
+        "limited_attention_flop": limited,
+        "state_flop": total("state_flop"),
+    }

@@ -30,7 +30,8 @@ class ModelSpec:
       max_positions: longest context the model was built for, tokens.
       window: tokens that layers with a sliding window (or chunks) keep and attend; 0 for none.
       sparse_tokens: tokens that sparse attention attends, all being kept; 0 for none.
-      weight_dtype: number format of the weights.
+      weight_dtype: number format of most weights.
+      compute_dtype: format in which quantised weights are multiplied.
       kv_dtype: number format of the KV cache.
       parameters: all parameters.
       active_parameters: parameters that one token passes.
@@ -38,12 +39,16 @@ class ModelSpec:
         multiplied; a token table that is also the output head is not among them.
       head_parameters: parameters of the output head, counted once also when tied.
       expert_parameters: parameters of all routed experts.
+      compute_parameters: parameters of `active_parameters` that are multiplied in
+        `compute_dtype`; the rest is multiplied in 16 bits.
       weight_bytes: bytes of all weights.
       expert_bytes: those of the routed experts.
       outside_bytes: those of the output head and of the tables that are only looked up.
       kv_bytes_per_token: bytes of keys and values that one token leaves for good, in the layers
         that keep every token.
       kv_window_bytes: bytes of KV that a request holds once its windows are full.
+      chosen_bytes_per_token: part of `kv_bytes_per_token` that is read only where sparse attention
+        chooses the token.
       index_bytes_per_token: bytes of the keys that choose what sparse attention attends.
       state_bytes: bytes that a request holds whatever its length.
       attention_flop: FLOP of scores and values for one (new token, attended token) pair, over all
@@ -72,17 +77,20 @@ class ModelSpec:
     window: int = static()
     sparse_tokens: int = static()
     weight_dtype: str = static()
+    compute_dtype: str = static()
     kv_dtype: str = static()
     parameters: Leaf
     active_parameters: Leaf
     embedding_parameters: Leaf
     head_parameters: Leaf
     expert_parameters: Leaf
+    compute_parameters: Leaf
     weight_bytes: Leaf
     expert_bytes: Leaf
     outside_bytes: Leaf
     kv_bytes_per_token: Leaf
     kv_window_bytes: Leaf
+    chosen_bytes_per_token: Leaf
     index_bytes_per_token: Leaf
     state_bytes: Leaf
     attention_flop: Leaf
@@ -110,7 +118,14 @@ BYTES_PER_VALUE: dict[str, float] = {
     "float16": 2.0,
     "fp8": 1.0,
     "int8": 1.0,
-    "int4": 0.5,
-    "fp4": 0.5,
+    "int4": 0.5 + 2 / 128,
+    "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
 }
-"""Bytes of one number in each format, without scales of block-wise formats."""
+"""Bytes of one number in each format, with the scales of the 4-bit ones.
+
+A scale has 16 bits for each 128 integers, 8 bits for each 32 (MX) or 16 (NVFP4) floats.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0, 2023, section 5; for NVFP4 NVIDIA's
+description of the format (2025); for integers the usual group size of AWQ (Lin et al., 2024).
+"""

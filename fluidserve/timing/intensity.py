@@ -13,9 +13,9 @@ from fluidserve.timing.model import Work, prefill_work
 from fluidserve.timing.weights import touched_experts, weight_bytes_split
 
 
-def ridge_point(gpu: GpuSpec, weight_dtype: str = "bfloat16") -> float:
+def ridge_point(gpu: GpuSpec, compute_dtype: str = "bfloat16") -> float:
     """FLOP per byte at which an accelerator is busy computing and reading at once."""
-    return float(gpu.flop_rate(weight_dtype)) / float(gpu.bandwidth)
+    return float(gpu.flop_rate(compute_dtype)) / float(gpu.bandwidth)
 
 
 def arithmetic_intensity(model: ModelSpec, work: Work) -> Number:
@@ -40,7 +40,7 @@ def compute_bound_length(model: ModelSpec, gpu: GpuSpec) -> int:
     Raises:
       ValueError: not even a prompt of 2**20 tokens has.
     """
-    ridge = ridge_point(gpu, model.weight_dtype)
+    ridge = ridge_point(gpu, model.compute_dtype)
     low, high = 0, 2**20
     if arithmetic_intensity(model, prefill_work(float(high))) <= ridge:
         raise ValueError(f"prefill of {model.name} never passes the ridge point of {gpu.name}")

@@ -113,12 +113,9 @@ def kv_shape(model: ModelSpec, tp: int = 1) -> KvShape | None:
         return None
     total, windowed = token_bytes(model, tp), _windowed_bytes(model, tp)
     held = 1.0 - windowed / total
-    read = held
-    if model.sparse_tokens:
-        read = model.index_bytes_per_token * model.kv_copies(tp) / total
     return KvShape(
         held=held,
-        read=read,
+        read=held - model.chosen_bytes_per_token * model.kv_copies(tp) / total,
         pairs=1.0 - model.limited_attention_flop / model.attention_flop,
         window=float(model.window or model.sparse_tokens or _NO_WINDOW),
         state=model.state_bytes / total,

@@ -112,7 +112,9 @@ def layer_times(
     layers = math.ceil(model.layers / pp)
     share = layers / model.layers / tp
     usual = layers * model.sublayers / (2.0 * model.layers)  # blocks of two parts each
-    flop_rate = float(gpu.flop_rate(model.weight_dtype)) * constants.gemm_efficiency
+    flop_rate = float(gpu.flop_rate("bfloat16")) * constants.gemm_efficiency
+    quick_rate = float(gpu.flop_rate(model.compute_dtype)) * constants.gemm_efficiency
+    saved = 2.0 * model.compute_parameters * (1.0 / flop_rate - 1.0 / quick_rate)
     bandwidth = float(gpu.bandwidth)
     weight_bandwidth = bandwidth * constants.weight_read_efficiency
     fixed_bytes, expert_bytes = weight_bytes_split(model)
@@ -128,7 +130,7 @@ def layer_times(
     hops = 1.0 if pp > 1 else 0.0
     attention_rate = float(gpu.flop_rate("bfloat16")) * constants.attention_efficiency
     return LayerTimes(
-        gemm_per_token=(2.0 * body_active + model.state_flop) * share / flop_rate,
+        gemm_per_token=(2.0 * body_active + model.state_flop) * share / flop_rate - saved * share,
         weights=body_bytes * share / weight_bandwidth,
         expert_weights=expert_bytes * share / weight_bandwidth,
         expert_miss=1.0 - model.experts_per_token / model.experts if model.experts else 0.5,

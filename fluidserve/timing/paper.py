@@ -67,7 +67,7 @@ def paper_times(
       constants: efficiencies of the profile.
     """
     share = 1.0 / (constants.tp_speedup ** math.log2(tp) * pp)
-    flop_rate = float(gpu.flop_rate(model.weight_dtype)) * constants.compute_efficiency
+    flop_rate = float(gpu.flop_rate(model.compute_dtype)) * constants.compute_efficiency
     bandwidth = float(gpu.bandwidth) * constants.memory_efficiency
     fixed, experts = weight_bytes_split(model)
     return PaperTimes(

@@ -29,7 +29,6 @@ def test_every_model_is_read_and_sourced(name):
     model = find_model(name)
     assert model.name == name
     assert model.parameters >= model.active_parameters > 0
-    assert model.kv_window_bytes == 0
     assert model_source(name).strip()
 
 
@@ -128,7 +127,7 @@ def test_no_two_models_share_a_name():
 
 def test_formats_reach_the_catalog():
     model = find_model("llama-3.1-70b", weight_dtype="fp8", kv_dtype="fp8")
-    assert model.weight_bytes == model.parameters
+    assert 1.0 < model.weight_bytes / model.parameters < 1.04
     assert model.kv_bytes_per_token == 0.3125 * MIB / 2
 
 
