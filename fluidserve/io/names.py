@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 _TUNED = re.compile(r"-(instruct|hf|chat)\Z")
-_VENDOR = re.compile(r"\A(nvidia|amd)-")
+_VENDOR = re.compile(r"\A(nvidia|amd|intel|google)-")
 
 
 def normal_name(name: str) -> str:
