@@ -11,9 +11,18 @@ class NoFeasibleDeployment(Exception):
     Attributes:
       reasons: how many candidates failed, by reason.
       nearest: the candidate that comes closest, in words; empty when there is none.
+      candidates: how many candidates were scored.
     """
 
-    def __init__(self, message: str, *, reasons: dict[str, int] | None = None, nearest: str = ""):
+    def __init__(
+        self,
+        message: str,
+        *,
+        reasons: dict[str, int] | None = None,
+        nearest: str = "",
+        candidates: int = 0,
+    ):
         super().__init__(message)
         self.reasons = dict(reasons or {})
         self.nearest = nearest
+        self.candidates = candidates

@@ -18,6 +18,7 @@ _BANDWIDTH = {p + "B/s": f for p, f in (_PREFIX | _BINARY).items()}
 _BANDWIDTH |= {p + b: f / 8 for p, f in _PREFIX.items() for b in ("b/s", "bps", "bit/s")}
 _RATE = {"/s": 1.0, "req/s": 1.0, "rps": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
 _FLOP_RATE = {p + u: f for p, f in _PREFIX.items() for u in ("FLOP/s", "FLOPS")}
+_FLOP_RATE |= {p: _PREFIX[p] for p in "GTP"}  # 989T, as people write a peak
 
 UNITS: dict[str, dict[str, float]] = {
     "s": _TIME,
@@ -89,6 +90,32 @@ def check_positive(value: float, *, name: str, shown: str | None = None) -> floa
     return value
 
 
+LONGEST_CONTEXT = 10**9
+"""Token counts beyond this are taken for typing errors."""
+_TOKENS = re.compile(r"\s*(\d+\.?\d*(?:e\d+)?)\s*([kKmM]?)\Z")
+
+
+def parse_tokens(text: str, *, name: str) -> int:
+    """Reads a number of tokens; ``k`` means 1,024 and ``M`` 1,048,576, as model cards use them.
+
+    Raises:
+      InputError: not a number, not whole, zero or absurdly large.
+
+    Example:
+      >>> parse_tokens("128k", name="--context"), parse_tokens("1000", name="--context")
+      (131072, 1000)
+    """
+    match = _TOKENS.match(text)
+    if not match:
+        raise InputError(f"{name}: {text!r} is not a number of tokens; write for example 128k")
+    tokens = float(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2].lower()]
+    if not 1 <= tokens <= LONGEST_CONTEXT or not tokens.is_integer():
+        raise InputError(
+            f"{name}: {text} must be a whole number of tokens from 1 to {LONGEST_CONTEXT:,}"
+        )
+    return int(tokens)
+
+
 def format_time(seconds: float) -> str:
     """Seconds as people read them, three significant digits.
 
@@ -117,3 +144,15 @@ def format_bandwidth(bytes_per_second: float) -> str:
         if bytes_per_second >= scale:
             return f"{bytes_per_second / scale:.3g}{suffix}"
     return f"{bytes_per_second:.3g}B/s"
+
+
+def format_context(tokens: int) -> str:
+    """A number of tokens, with the short form of model cards where it is a whole number of those.
+
+    Example:
+      >>> format_context(131072), format_context(1000)
+      ('131,072 tokens (128k = 128 x 1,024)', '1,000 tokens')
+    """
+    if tokens % 2**10:
+        return f"{tokens:,} tokens"
+    return f"{tokens:,} tokens ({tokens // 2**10:,}k = {tokens // 2**10:,} x 1,024)"

@@ -1,7 +1,7 @@
 """The command line. Only typer is imported here, so that ``--help`` is instant.
 
 Exit codes: 0 answer, 2 wrong input, 3 nothing feasible, 1 a bug (with its traceback), 130
-interrupted, 141 nobody reads the output any more.
+interrupted, 74 the output cannot be written, 141 nobody reads it any more.
 """
 
 import sys
@@ -34,9 +34,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(version_of("fluidserve"))
+        typer.echo(_version())
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -66,6 +64,15 @@ def _simulate(**flags: Any) -> None:
     deployment; --verify 1 also searches the simulated goodput.
     """
     from fluidserve.cli.simulate import run
+
+    run(flags)
+
+
+@app.command("fit")
+@options.takes(options.FIT, options.MEMORY, {"json": options.ANSWER["json"]})
+def _fit(**flags: Any) -> None:
+    """Say on how many GPUs a model fits, and how many requests of a length it then holds."""
+    from fluidserve.cli.fit import run
 
     run(flags)
 
@@ -127,6 +134,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else OK
+
+
+def _version() -> str:
+    """Of the installed package, or of the source tree that is run without being installed."""
+    import tomllib
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    try:
+        return version("fluidserve")
+    except PackageNotFoundError:
+        source = Path(__file__).resolve().parents[2] / "pyproject.toml"
+        return str(tomllib.loads(source.read_text(encoding="utf-8"))["project"]["version"])
 
 
 def _complain(message: str, code: int) -> int:

@@ -44,13 +44,16 @@ QUESTION = _options(
     "Question",
     {
         "model": ("NAME|PATH", "Model of the catalog, or a config.json or its directory."),
-        "gpu": ("NAME|PATH", "GPU of the catalog, or a TOML file."),
+        "gpu": ("NAME|PATH", "GPU of the catalog, or a TOML file; a plan compares several, "
+                "separated by commas."),
+        "gpu_spec": ("NUMBERS", "A GPU without an entry, such as 'peak=989T, bandwidth=3.35TB/s, "
+                     "memory=80GB, link=450GB/s'."),
         "gpus": ("N", "Budget: the most goodput within N GPUs."),
         "rate": ("R", "Requests/s to serve: the fewest GPUs that do."),
         "max_gpus": ("N", "Budget when --rate is given instead of --gpus (default 64)."),
         "config": ("FILE", "TOML file with these names as keys; flags go before it."),
     },
-)
+)  # fmt: skip
 TRAFFIC = _options(
     "Traffic: --isl and --osl, or --app, or --trace",
     {
@@ -88,6 +91,19 @@ ENGINE = _options(
                      "random."),
     },
 )  # fmt: skip
+FIT = {name: QUESTION[name] for name in ("model", "gpu_spec", "config")} | _options(
+    "Question",
+    {
+        "gpu": ("NAME|PATH", "GPU of the catalog, or a TOML file."),
+        "gpus": ("N", "Most GPUs of one instance (default: those of a node)."),
+        "context": ("TOKENS", "Tokens of a request, such as 128k = 131072 (default: the longest "
+                    "that the model was built for)."),
+        "users": ("N", "Requests of that length to hold at once (default 1)."),
+    },
+)  # fmt: skip
+MEMORY = {
+    name: ENGINE[name] for name in ("profile", "weight_dtype", "kv_dtype", "memory_utilization")
+}
 SIMULATION = _options(
     "Simulation",
     {

@@ -2,20 +2,21 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fluidserve import runtime
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.io.export import check_writable, write_csv
-from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.io.load import build_problems, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.plots.figure import check_plot, plot_plan
 from fluidserve.report.sentences import crosscheck_sentences, explain, question_sentence
 from fluidserve.report.tables import crosscheck_table, plan_table
-from fluidserve.results import PlanResult
+from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import plan
 from fluidserve.verify.crosscheck import crosscheck, with_check, with_neighbours
 
@@ -38,26 +39,46 @@ def run(flags: dict[str, Any]) -> None:
         check_plot(inputs.plot)
     runtime.enable_cache()
     runtime.set_precision("f32")
-    problem, notes = build_problem(inputs)
+    problems, notes = build_problems(inputs)
     for text in notes:
         note(text)
     progress(f"scoring deployments of up to {budget} GPUs ...")
+    if len(problems) > 1:
+        from fluidserve.cli.compare import run_comparison
+
+        run_comparison(inputs, problems)
+        return
+    problem = problems[0]
     with nothing_as_json(inputs, problem):
         result = plan(problem, budget=budget, rate=inputs.rate, top=inputs.top)
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
-    result = _verified(problem, result, inputs)
-    if inputs.csv is not None:
-        write_csv(inputs.csv, result.deployments)
-        note(f"wrote {len(result.deployments)} deployments to {inputs.csv}")
-    if inputs.plot is not None:
-        progress(f"drawing {inputs.plot} ...")
-        plot_plan(inputs.plot, problem, budget, result.deployments[0])
-        note(f"drew {inputs.plot}")
+    result = verified(problem, result, verify_count(inputs))
+    write_files(inputs, problem, result.deployments)
     if inputs.as_json:
         _print_json(inputs, problem, result)
     else:
-        _print_answer(problem, result)
+        print_answer(answer_parts(problem, result))
+
+
+def write_files(inputs: Inputs, problem: Problem, rows: Sequence[DeploymentResult]) -> None:
+    """Writes the files that were asked for.
+
+    Args:
+      inputs: names the files.
+      problem: the question about the accelerator of the best row, which is drawn.
+      rows: deployments, best first.
+
+    Raises:
+      InputError: a file that cannot be written.
+    """
+    if inputs.csv is not None:
+        write_csv(inputs.csv, rows)
+        note(f"wrote {len(rows)} deployments to {inputs.csv}")
+    if inputs.plot is not None:
+        progress(f"drawing {inputs.plot} ...")
+        plot_plan(inputs.plot, problem, inputs.budget, rows[0])
+        note(f"drew {inputs.plot}")
 
 
 def profile_json(problem: Problem) -> dict[str, Any]:
@@ -67,12 +88,14 @@ def profile_json(problem: Problem) -> dict[str, Any]:
         "name": profile.name,
         "description": profile.description,
         "provenance": profile.provenance(problem.gpu.name),
+        "measured": profile.measured(problem.gpu.name),
     }
 
 
 @contextlib.contextmanager
 def nothing_as_json(inputs: Inputs, problem: Problem) -> Iterator[None]:
     """Prints an answer without deployments, where JSON was asked for, when nothing is feasible."""
+    began = time.perf_counter()
     try:
         yield
     except NoFeasibleDeployment as error:
@@ -81,19 +104,32 @@ def nothing_as_json(inputs: Inputs, problem: Problem) -> Iterator[None]:
                 {
                     "inputs": resolved(inputs, problem),
                     "profile": profile_json(problem),
-                    "deployments": [],
-                    "reasons": error.reasons,
-                    "nearest": error.nearest,
+                    **nothing_json(error, time.perf_counter() - began),
                 }
             )
         raise
 
 
-def _verified(problem: Problem, result: PlanResult, inputs: Inputs) -> PlanResult:
-    """The result with its first deployments simulated."""
-    verify = DEFAULT_VERIFY if inputs.verify is None else inputs.verify
+def nothing_json(error: NoFeasibleDeployment, seconds: float) -> dict[str, Any]:
+    """What the JSON answers say where nothing is feasible."""
+    return {
+        "candidates": error.candidates,
+        "seconds": seconds,
+        "deployments": [],
+        "reasons": error.reasons,
+        "nearest": error.nearest,
+    }
+
+
+def verify_count(inputs: Inputs) -> int:
+    """How many deployments of a plan to simulate."""
+    return DEFAULT_VERIFY if inputs.verify is None else inputs.verify
+
+
+def verified(problem: Problem, result: PlanResult, most: int) -> PlanResult:
+    """The result with its first `most` deployments simulated."""
     rows = list(result.deployments)
-    count = min(verify, len(rows))
+    count = min(most, len(rows))
     for i in range(count):
         progress(f"simulating {rows[i].deployment.label} ({i + 1} of {count}) ...")
         try:
@@ -103,12 +139,13 @@ def _verified(problem: Problem, result: PlanResult, inputs: Inputs) -> PlanResul
     return dataclasses.replace(result, deployments=with_neighbours(rows))
 
 
-def _print_answer(problem: Problem, result: PlanResult) -> None:
+def answer_parts(problem: Problem, result: PlanResult) -> list[Any]:
+    """The tables and sentences of a plan."""
     rows = result.deployments
     parts = [question_sentence(problem), plan_table(rows), *explain(problem, result)]
     if any(r.simulated is not None for r in rows):
         parts += [crosscheck_table(rows), *crosscheck_sentences(result)]
-    print_answer(parts)
+    return parts
 
 
 def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:

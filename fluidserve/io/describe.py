@@ -7,6 +7,7 @@ from typing import Any
 
 from fluidserve.io.catalog import GPU_UNITS, find_gpu, gpu_sources
 from fluidserve.specs.model import ModelSpec
+from fluidserve.timing.profile import load_profile
 
 _MODEL_FIELDS = (
     "name",
@@ -52,7 +53,8 @@ def describe_gpu(name: str, extra_files: Iterable[str | os.PathLike[str]] = ()) 
       extra_files: a user's own files, as in `find_gpu`.
 
     Returns:
-      ``name``, and under ``numbers`` a dictionary by field of ``value``, ``unit`` and ``source``.
+      ``name``; under ``numbers`` a dictionary by field of ``value``, ``unit`` and ``source``; and
+      ``measured``, whether the profile `default` has constants that were fitted on it.
 
     Raises:
       InputError: as `find_gpu`.
@@ -66,6 +68,7 @@ def describe_gpu(name: str, extra_files: Iterable[str | os.PathLike[str]] = ()) 
             key: {"value": _whole(values[key]), "unit": GPU_UNITS.get(key, "1"), "source": source}
             for key, source in sources.items()
         },
+        "measured": load_profile("default").measured(spec.name),
     }
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,22 @@ import numpy as np
 
 from fluidserve.errors import InputError
 from fluidserve.io.catalog import find_gpu, find_model
-from fluidserve.io.schema import Inputs, parse_inputs
+from fluidserve.io.fit_inputs import FIT_ONLY, FitInputs
+from fluidserve.io.gpu_spec import parse_gpu_spec
+from fluidserve.io.schema import Inputs, parse_as, parse_inputs
 from fluidserve.io.trace import trace_workload
 from fluidserve.io.traces import read_trace
 from fluidserve.problem import Problem, engine_for
 from fluidserve.results import finite_json
 from fluidserve.specs.applications import find_application, synthetic_workload
+from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.profile import load_profile
 
 _LARGEST_FILE = 2**20
 _BUSY_SPELLS = 2.0
+_HARDWARE = {"gpu", "gpu_spec"}
 
 
 def load_inputs(flags: Mapping[str, Any], config: str | None = None) -> Inputs:
@@ -35,10 +39,34 @@ def load_inputs(flags: Mapping[str, Any], config: str | None = None) -> Inputs:
     Raises:
       InputError: a file that cannot be read, or a wrong input.
     """
+    values, labels = _merged(flags, config)
+    return parse_inputs(without(values, FIT_ONLY), labels)
+
+
+def load_fit_inputs(flags: Mapping[str, Any], config: str | None = None) -> FitInputs:
+    """`load_inputs` for the question whether a model fits.
+
+    Raises:
+      InputError: a file that cannot be read, or a wrong input.
+    """
+    values, labels = _merged(flags, config)
+    elsewhere = Inputs.model_fields.keys() - FitInputs.model_fields.keys()
+    return parse_as(FitInputs, without(values, elsewhere), labels)
+
+
+def without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The values but for those of some names: one file serves every command."""
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _merged(flags: Mapping[str, Any], config: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Flags over the keys of a file, and how messages name what comes from the file."""
     values = read_config(config) if config is not None else {}
     given = {name: value for name, value in flags.items() if value is not None}
+    if given.keys() & _HARDWARE:  # one kind of flag takes the place of the other
+        values = without(values, _HARDWARE)
     labels = {name: f"{config}: {name.replace('_', '-')}" for name in values if name not in given}
-    return parse_inputs(values | given, labels)
+    return values | given, labels
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -67,13 +95,47 @@ def read_config(path: str) -> dict[str, Any]:
     return values
 
 
+def find_gpus(names: str | None, spec: str | None) -> list[GpuSpec]:
+    """The accelerators of ``--gpu``, names separated by commas, or the one of ``--gpu-spec``.
+
+    Raises:
+      InputError: a name that is not known, none, or one twice.
+    """
+    if spec is not None:
+        return [parse_gpu_spec(spec)]
+    found: dict[str, GpuSpec] = {}
+    for name in (names or "").split(","):
+        if not name.strip():
+            raise InputError(f"--gpu: {names!r} has an empty name; separate names by one comma")
+        gpu = find_gpu(name.strip())
+        if gpu.name in found:
+            raise InputError(f"--gpu: {names!r} names {gpu.name} twice")
+        found[gpu.name] = gpu
+    return list(found.values())
+
+
 def build_problem(inputs: Inputs) -> tuple[Problem, list[str]]:
-    """The question that inputs ask, and notes for the user on what was decided while reading.
+    """The question that inputs ask about one accelerator, and notes for the user.
+
+    Raises:
+      InputError: as `build_problems`, or several accelerators.
+    """
+    problems, notes = build_problems(inputs)
+    if len(problems) > 1:
+        raise InputError(
+            f"--gpu: {inputs.gpu!r} names {len(problems)} GPUs; only a plan compares several"
+        )
+    return problems[0], notes
+
+
+def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
+    """The question that inputs ask, once for each accelerator, and notes on what was decided.
 
     Raises:
       InputError: a name that is not known, a file that cannot be read.
     """
-    gpu = find_gpu(inputs.gpu)
+    gpus = find_gpus(inputs.gpu, inputs.gpu_spec)
+    gpu = gpus[0]
     model = find_model(inputs.model, inputs.weight_dtype, inputs.kv_dtype)
     workload, notes = _workload(inputs)
     problem = Problem(
@@ -97,7 +159,14 @@ def build_problem(inputs: Inputs) -> tuple[Problem, list[str]]:
             f"prompt and output together have {n_in + n_out:,.0f} tokens on average, but "
             f"{model.name} was built for {model.max_positions:,} at most"
         )
-    return problem, notes
+    return [problem, *(_on(other, problem, inputs) for other in gpus[1:])], notes
+
+
+def _on(gpu: GpuSpec, problem: Problem, inputs: Inputs) -> Problem:
+    """The same question about another accelerator, whose node brings its own network."""
+    link = inputs.link or float(gpu.scale_out_bandwidth)
+    engine = dataclasses.replace(problem.engine, link_bandwidth=link)
+    return dataclasses.replace(problem, gpu=gpu, engine=engine)
 
 
 def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
@@ -111,6 +180,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
     numbers = {
         "model": problem.model.name,
         "gpu": problem.gpu.name,
+        "gpu_spec": inputs.gpu_spec,
         "gpus": inputs.gpus,
         "max_gpus": inputs.max_gpus,
         "traffic": workload.name,

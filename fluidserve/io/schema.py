@@ -7,7 +7,7 @@ already needs none of this: `fluidserve.problem.Problem` is the interface.
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -53,6 +53,13 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _names(value: Any) -> Any:
+    """A list of names, as TOML has it, the way the command line writes it."""
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return ",".join(value)
+    return value
+
+
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
@@ -72,6 +79,8 @@ Number = Annotated[float, BeforeValidator(_number)]
 Seconds = Annotated[float, _quantity("s")]
 Rate = Annotated[float, _quantity("1/s")]
 Bandwidth = Annotated[float, _quantity("B/s", allow_inf=True)]
+GpuNames = Annotated[str | None, BeforeValidator(_names)]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Inputs(BaseModel):
@@ -79,7 +88,8 @@ class Inputs(BaseModel):
 
     Attributes:
       model: catalog name, or path of a ``config.json``.
-      gpu: catalog name, or path of a TOML file.
+      gpu: catalog name, or path of a TOML file; several, separated by commas, to compare them.
+      gpu_spec: an accelerator by its numbers, as `fluidserve.io.gpu_spec` reads it.
       gpus: most GPUs that a deployment may use.
       max_gpus: the same for a question that names a rate.
       isl: mean prompt length, tokens.
@@ -116,7 +126,8 @@ class Inputs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    gpu: str
+    gpu: GpuNames = None
+    gpu_spec: str | None = None
     gpus: Count | None = Field(None, ge=1, le=MOST_GPUS)
     max_gpus: Count | None = Field(None, ge=1, le=MOST_GPUS)
     isl: Number | None = None
@@ -168,6 +179,7 @@ class Inputs(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
+        check_hardware(self.gpu, self.gpu_spec)
         if self.gpus is not None and self.max_gpus is not None:
             raise InputError("--gpus and --max-gpus are given together; give one of them")
         if self.as_json and self.csv is not None:
@@ -187,6 +199,18 @@ class Inputs(BaseModel):
                 "GPUs that serve R requests/s"
             )
         return self.gpus or self.max_gpus or DEFAULT_MAX_GPUS
+
+
+def check_hardware(gpu: str | None, gpu_spec: str | None) -> None:
+    """Refuses a question without an accelerator, or with two kinds of them.
+
+    Raises:
+      InputError: neither is given, or both.
+    """
+    if gpu is None and gpu_spec is None:
+        raise InputError("--gpu must be given, or --gpu-spec with the numbers of a GPU")
+    if gpu is not None and gpu_spec is not None:
+        raise InputError("--gpu and --gpu-spec are given together; give one of them")
 
 
 def flag(field: str) -> str:
@@ -209,18 +233,30 @@ def parse_inputs(values: Mapping[str, Any], labels: Mapping[str, str] | None = N
     Raises:
       InputError: the first thing wrong, in one line.
     """
+    return parse_as(Inputs, values, labels)
+
+
+def parse_as(
+    kind: type[Model], values: Mapping[str, Any], labels: Mapping[str, str] | None = None
+) -> Model:
+    """`parse_inputs` for another schema."""
     labels = dict(labels or {})
     try:
-        return Inputs.model_validate(dict(values), context=labels)
+        return kind.model_validate(dict(values), context=labels)
     except ValidationError as error:
-        raise InputError(_one_line(error, values, labels)) from None
+        raise InputError(_one_line(kind, error, values, labels)) from None
 
 
 def _label(labels: Mapping[str, str] | None, field: str) -> str:
     return (labels or {}).get(field, flag(field))
 
 
-def _one_line(error: ValidationError, values: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+def _one_line(
+    kind: type[BaseModel],
+    error: ValidationError,
+    values: Mapping[str, Any],
+    labels: Mapping[str, str],
+) -> str:
     """What, where, and what would be right, of the first thing that is wrong."""
     details = error.errors(include_url=False)
     missing = [flag(str(d["loc"][0])) for d in details if d["type"] == "missing"]
@@ -234,7 +270,7 @@ def _one_line(error: ValidationError, values: Mapping[str, Any], labels: Mapping
     field = str(detail["loc"][0])
     where = _label(labels, field)
     if detail["type"] == "extra_forbidden":
-        return f"{where} is not an input; {_closest(field)}"
+        return f"{where} is not an input; {_closest(kind, field)}"
     shown = repr(values.get(field, detail["input"]))
     say: Callable[[dict[str, Any]], str] | None = _SENTENCES.get(detail["type"])
     problem = cause if cause is not None else say(detail.get("ctx", {})) if say else detail["msg"]
@@ -253,7 +289,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def _closest(field: str) -> str:
-    known = sorted(flag(name).removeprefix("--") for name in Inputs.model_fields)
+def _closest(kind: type[BaseModel], field: str) -> str:
+    known = sorted(flag(name).removeprefix("--") for name in kind.model_fields)
     close = difflib.get_close_matches(field.replace("_", "-"), known, n=1)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from fluidserve.results import Latency
 from fluidserve.units import format_bandwidth
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -24,6 +25,16 @@ def three_digits(value: float) -> str:
     return f"{value:,.{max(digits, 0)}f}"
 
 
+def tpot_seconds(times: Latency, attainment: float) -> list[float]:
+    """Mean, P50, P90 and P99 of TPOT; ``nan`` where no request has a second token.
+
+    Such requests meet any limit, although the formulas have no finite TPOT for them.
+    """
+    figures = [times.mean, times.p50, times.p90, times.p99]
+    absent = math.isinf(times.mean) and attainment > 0.0
+    return [math.nan] * len(figures) if absent else figures
+
+
 def percent(share: float) -> str:
     """A share in whole percent.
 
@@ -32,6 +43,16 @@ def percent(share: float) -> str:
       ('93%', '∞')
     """
     return f"{share:.0%}" if math.isfinite(share) else "∞"
+
+
+def times_more(share: float) -> str:
+    """How much more there is than wanted: in percent, and beyond ten times in times.
+
+    Example:
+      >>> times_more(0.25), times_more(30.9)
+      ('25.0%', '31 times')
+    """
+    return f"{share:.0f} times" if share >= 10.0 else f"{share:.1%}"
 
 
 def in_one_unit(seconds: Sequence[float]) -> tuple[str, list[str]]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from fluidserve.problem import Problem
-from fluidserve.report.numbers import percent, three_digits
+from fluidserve.report.numbers import percent, three_digits, times_more
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.deployment import Pool
@@ -40,10 +40,16 @@ def question_sentence(problem: Problem) -> str:
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
     rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
     return (
-        f"{problem.model.name} on {problem.gpu.name}, {problem.workload.name}, {arrivals}, "
+        f"{problem.model.name} on {_marked(problem)}, {problem.workload.name}, {arrivals}, "
         f"TTFT <= {format_time(float(slo.ttft))} and TPOT <= {format_time(float(slo.tpot))} for "
         f"{_share(problem)} of the requests, link {format_bandwidth(engine.link_bandwidth)}{rule}."
     )
+
+
+def _marked(problem: Problem) -> str:
+    """The accelerator, with a mark where none of its step times were measured."""
+    measured = problem.engine.profile.measured(problem.gpu.name)
+    return problem.gpu.name + ("" if measured else " (UNMEASURED)")
 
 
 def limit_sentence(row: DeploymentResult) -> str:
@@ -96,7 +102,10 @@ def profile_sentence(problem: Problem) -> str:
     if kind == "fitted":
         return f"Step times: profile {profile.name}, constants fitted to measurements ({rest})."
     detail = rest or kind
-    return f"Step times: profile {profile.name}, constants ASSUMED, not measured ({detail})."
+    return (
+        f"Step times: profile {profile.name}, constants ASSUMED, not measured on "
+        f"{problem.gpu.name} ({detail})."
+    )
 
 
 def prefix_sentences(problem: Problem) -> list[str]:
@@ -193,10 +202,10 @@ def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str
     )
     if result.rate is None:
         return f"Goodput: {goodput}, the largest rate at which {target}."
-    headroom = best.goodput / result.rate - 1.0
+    headroom = times_more(best.goodput / result.rate - 1.0)
     return (
         f"Goodput: {goodput}; the rate asked for is {result.rate:g}, which leaves a headroom of "
-        f"{headroom:.1%}. At that rate {percent(best.attainment)} of the requests meet both limits."
+        f"{headroom}. At that rate {percent(best.attainment)} of the requests meet both limits."
     )
 
 

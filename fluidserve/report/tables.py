@@ -5,16 +5,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fluidserve.eventsim import Quantiles, Summary, Utilisation
-from fluidserve.report.numbers import in_one_unit, large, percent, three_digits, with_unit
+from fluidserve.report.layout import CONFIDENCE_STYLE, plain_table
+from fluidserve.report.numbers import (
+    in_one_unit,
+    large,
+    percent,
+    three_digits,
+    tpot_seconds,
+    with_unit,
+)
 from fluidserve.results import DeploymentResult, Latency, Phases
 from fluidserve.verify.crosscheck import difference
 
-_CONFIDENCE_STYLE = {"green": "green", "amber": "yellow", "red": "red"}
+_FEWEST_SHOWN = 1e-3
 
 
 def plan_table(rows: Sequence[DeploymentResult]) -> Table:
@@ -24,8 +31,8 @@ def plan_table(rows: Sequence[DeploymentResult]) -> Table:
     """
     starred = sum(r.tied for r in rows) > 1
     ttft_unit, ttft = in_one_unit([r.ttft.p90 for r in rows])
-    tpot_unit, tpot = in_one_unit([r.tpot.p90 for r in rows])
-    table = _table(
+    tpot_unit, tpot = in_one_unit([tpot_seconds(r.tpot, r.attainment)[2] for r in rows])
+    table = plain_table(
         "deployment",
         *("GPUs", "req/s", "per\nGPU"),
         *(f"TTFT\n{ttft_unit}", f"TPOT\n{tpot_unit}"),
@@ -43,10 +50,10 @@ def plan_table(rows: Sequence[DeploymentResult]) -> Table:
             ttft[i],
             tpot[i],
             "/".join(_bare_percent(x) for x in loads),
-            three_digits(r.batch),
+            three_digits(r.batch if r.batch >= _FEWEST_SHOWN else 0.0),
             _bare_percent(r.kv_use),
             r.binding.replace("_", " "),
-            Text(r.confidence, style=_CONFIDENCE_STYLE[r.confidence]),
+            Text(r.confidence, style=CONFIDENCE_STYLE[r.confidence]),
         )
     return table
 
@@ -55,8 +62,10 @@ def crosscheck_table(rows: Sequence[DeploymentResult]) -> Table:
     """Formulas beside the event simulator, for the rows that were simulated."""
     checked = [(r, r.simulated) for r in rows if r.simulated is not None]
     ttft_unit, ttft = in_one_unit([x for r, s in checked for x in (r.ttft.p90, s.ttft.p90)])
-    tpot_unit, tpot = in_one_unit([x for r, s in checked for x in (r.tpot.p90, s.tpot.p90)])
-    table = _table(
+    tpot_unit, tpot = in_one_unit(
+        [x for r, s in checked for x in (tpot_seconds(r.tpot, r.attainment)[2], s.tpot.p90)]
+    )
+    table = plain_table(
         "cross-check",
         "goodput /s\nformulas",
         "goodput /s\nsimulated",
@@ -80,13 +89,12 @@ def crosscheck_table(rows: Sequence[DeploymentResult]) -> Table:
 
 def latency_table(analysis: DeploymentResult, summary: Summary) -> Table:
     """TTFT and TPOT of one deployment, simulated and by the formulas."""
-    table = _table("", "mean", "P50", "P90", "P99")
+    table = plain_table("", "mean", "P50", "P90", "P99")
     for name, found, formula in (
-        ("TTFT", summary.ttft, analysis.ttft),
-        ("TPOT", summary.tpot, analysis.tpot),
+        ("TTFT", summary.ttft, _figures(analysis.ttft)),
+        ("TPOT", summary.tpot, tpot_seconds(analysis.tpot, analysis.attainment)),
     ):
-        values = [*_figures(found), *_figures(formula)]
-        unit, texts = in_one_unit(values)
+        unit, texts = in_one_unit([*_figures(found), *formula])
         table.add_row(f"{name} simulated, {unit}", *texts[:4])
         table.add_row(f"{name} formulas, {unit}", *texts[4:], end_section=True)
     return table
@@ -97,7 +105,7 @@ def phases_table(analysis: DeploymentResult, simulated: Phases) -> Table:
     names = [f.name.replace("_", " ") for f in dataclasses.fields(Phases)]
     columns = [dataclasses.astuple(simulated), dataclasses.astuple(analysis.phases)]
     unit, texts = in_one_unit([t for column in columns for t in column])
-    table = _table(f"mean time, {unit}", "simulated", "formulas")
+    table = plain_table(f"mean time, {unit}", "simulated", "formulas")
     for i, name in enumerate(names):
         table.add_row(name.replace("handover", "hand-over"), texts[i], texts[len(names) + i])
     return table
@@ -107,7 +115,7 @@ def load_table(analysis: DeploymentResult, summary: Summary, use: Utilisation) -
     """Attainment, throughput and loads of one deployment, simulated and by the formulas."""
     met = summary.attainment
     interval = f"{met.value:.1%} ({met.low:.1%} to {met.high:.1%})"
-    table = _table("", "simulated", "formulas")
+    table = plain_table("", "simulated", "formulas")
     table.add_row("SLO met", interval, f"{analysis.attainment:.1%}")
     table.add_row("throughput, requests/s", three_digits(summary.throughput), "")
     table.add_row("prefill busy", percent(use.prefill), percent(analysis.prefill_load))
@@ -123,7 +131,9 @@ def load_table(analysis: DeploymentResult, summary: Summary, use: Utilisation) -
 
 def models_table(models: Sequence[dict[str, Any]]) -> Table:
     """Descriptions of models, one a line."""
-    table = _table("model", "parameters", "active", "weights", "KV/token", "layers", "attention")
+    table = plain_table(
+        "model", "parameters", "active", "weights", "KV/token", "layers", "attention"
+    )
     for m in models:
         table.add_row(
             m["name"],
@@ -148,16 +158,17 @@ def gpus_table(gpus: Sequence[dict[str, Any]]) -> Table:
         "scale_out_bandwidth": "scale-out\nper node",
         "gpus_per_node": "GPUs\n/node",
     }
-    table = _table("GPU", *fields.values())
+    table = plain_table("GPU", *fields.values(), "step\ntimes")
     for gpu in gpus:
         numbers = [gpu["numbers"][field] for field in fields]
-        table.add_row(gpu["name"], *(with_unit(n["value"], n["unit"]) for n in numbers))
+        cells = [with_unit(n["value"], n["unit"]) for n in numbers]
+        table.add_row(gpu["name"], *cells, "fitted" if gpu["measured"] else "assumed")
     return table
 
 
 def gpu_table(gpu: dict[str, Any]) -> Table:
     """One accelerator with the source of each number."""
-    table = _table(gpu["name"], "value")
+    table = plain_table(gpu["name"], "value")
     table.add_column("source", overflow="fold")
     for field, number in gpu["numbers"].items():
         value = with_unit(number["value"], number["unit"])
@@ -173,15 +184,6 @@ def pairs_table(values: dict[str, Any]) -> Table:
     for name, value in values.items():
         text = f"{value:,.6g}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), text)
-    return table
-
-
-def _table(first: str, *numeric: str) -> Table:
-    """A plain table with a text column and right-aligned ones."""
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=0)
-    table.add_column(first, no_wrap=True, overflow="fold")
-    for header in numeric:
-        table.add_column(header, justify="right", no_wrap=True)
     return table
 
 

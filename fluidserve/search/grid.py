@@ -48,6 +48,8 @@ class Grid:
       n_decode: its decode instances.
       gpu: catalog name of the accelerator.
       rejected: shapes left out, counted by reason.
+      room: candidates that the compiled program is to have room for, beyond its own.
+      most_prefill: prefill instances that it is to hold, beyond its own.
     """
 
     shapes: list[Shape]
@@ -57,6 +59,8 @@ class Grid:
     n_decode: np.ndarray
     gpu: str
     rejected: Counter
+    room: int = 0
+    most_prefill: int = 0
 
     def __len__(self) -> int:
         return len(self.prefill)
@@ -110,6 +114,8 @@ def fitting_shapes(problem: Problem, budget: int) -> tuple[list[Shape], Counter]
             else:
                 shapes.append(Shape(tp=tp, pp=pp, instance=instance))
     shapes.sort(key=lambda s: (s.gpus, s.tp))
+    if len(shapes) > MAX_SHAPES:
+        rejected[f"only the {MAX_SHAPES} smallest shapes are compared"] = len(shapes) - MAX_SHAPES
     return shapes[:MAX_SHAPES], rejected
 
 
@@ -164,6 +170,14 @@ def disaggregated_grid(problem: Problem, budget: int, *, only: Disaggregated | N
             n, k = n[fits], k[fits]
             parts.append(np.stack([np.full_like(n, i), np.full_like(n, j), n, k]))
     return _grid(problem, shapes, np.concatenate([np.empty((4, 0), int), *parts], axis=1), rejected)
+
+
+def same_program(grids: list[Grid]) -> list[Grid]:
+    """Grids that one compiled program scores, whatever their sizes."""
+    filled = [grid for grid in grids if len(grid)]
+    room = max((len(grid) for grid in filled), default=0)
+    most = max((int(grid.n_prefill.max()) for grid in filled), default=0)
+    return [dataclasses.replace(grid, room=room, most_prefill=most) for grid in grids]
 
 
 def _check_size(shapes: list[Shape], budget: int) -> None:

@@ -44,23 +44,38 @@ def plan(problem: Problem, *, budget: int, rate: float | None = None, top: int =
       NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
     """
     began = time.perf_counter()
+    result = answer(problem, grid_of(problem, budget), budget=budget, rate=rate, top=top)
+    return dataclasses.replace(result, seconds=time.perf_counter() - began)
+
+
+def grid_of(problem: Problem, budget: int) -> Grid:
+    """The candidates of a budget.
+
+    Raises:
+      InputError: a budget below two GPUs, or one with too many candidates.
+    """
     if budget < 2:
         raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
-    grid = disaggregated_grid(problem, budget)
+    return disaggregated_grid(problem, budget)
+
+
+def answer(
+    problem: Problem, grid: Grid, *, budget: int, rate: float | None, top: int
+) -> PlanResult:
+    """`plan` for candidates that are there already."""
+    began = time.perf_counter()
     if not len(grid):
         raise _nothing_fits(problem, grid, budget)
     question = question_of(problem)
     scores = score_grid(grid, question)
-    order = _rank(scores.goodput, grid.gpus, rate)
+    order = rank(scores.goodput, grid.gpus, rate)
     if not len(order):
         raise _nothing_serves(problem, grid, scores, rate)
     rows = order[:top]
     rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
     results = _results(grid, question, scores, rows, rates)
-    first = results[0]
-    tied = [_ties(first, r, rate) for r in results]
     return PlanResult(
-        deployments=[dataclasses.replace(r, tied=t) for r, t in zip(results, tied, strict=True)],
+        deployments=with_ties(results, rate),
         candidates=len(grid),
         seconds=time.perf_counter() - began,
         budget=budget,
@@ -86,7 +101,7 @@ def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> 
     return _results(grid, question, scores, np.array([0]), np.array([at]))[0]
 
 
-def _rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarray:
+def rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarray:
     """Candidates that answer the question, best first."""
     if rate is not None:
         enough = np.flatnonzero(goodput >= rate)
@@ -103,6 +118,11 @@ def _rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarr
             leader, current = value, 0
         tie_class[i] = current
     return order[np.lexsort((-goodput[order], gpus[order], tie_class))]
+
+
+def with_ties(rows: list[DeploymentResult], rate: float | None) -> list[DeploymentResult]:
+    """Rows, best first, with those marked that cannot be told from the first."""
+    return [dataclasses.replace(row, tied=_ties(rows[0], row, rate)) for row in rows]
 
 
 def _ties(first: DeploymentResult, other: DeploymentResult, rate: float | None) -> bool:
@@ -191,7 +211,9 @@ def _nothing_serves(
         reasons.update(_unreachable(scores, ~short))
         nearest = f"{grid.deployment(best).label} serves {scores.goodput[best]:.3g} requests/s"
         message = f"no deployment of at most {int(grid.gpus.max())} GPUs serves {rate:g} requests/s"
-        return NoFeasibleDeployment(message, reasons=dict(reasons), nearest=nearest)
+        return NoFeasibleDeployment(
+            message, reasons=dict(reasons), nearest=nearest, candidates=len(grid)
+        )
     closest, ttft, tpot = _closest_idle(problem, grid)
     share = float(scores.metrics.attainment[closest])
     nearest = (
@@ -202,6 +224,7 @@ def _nothing_serves(
         "no deployment meets the SLO, however little traffic there is",
         reasons=_unreachable(scores, np.ones(len(grid), bool)),
         nearest=nearest,
+        candidates=len(grid),
     )
 
 

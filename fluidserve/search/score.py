@@ -302,7 +302,7 @@ def _call(
     that few programs are ever compiled.
     """
     room, count = _SMALLEST_ROOM, len(rows)
-    while room < len(grid):
+    while room < max(len(grid), grid.room):
         room *= 4
 
     def padded(values: np.ndarray, dtype: type) -> np.ndarray:
@@ -322,7 +322,7 @@ def _call(
 
 def replica_bound(grid: Grid) -> int:
     """A power of two that no instance count of the grid exceeds, at least 64."""
-    most = max(64, int(grid.n_prefill.max()))
+    most = max(64, int(grid.n_prefill.max()), grid.most_prefill)
     return 1 << (most - 1).bit_length()
 
 

@@ -130,6 +130,11 @@ class Profile:
         """Where the constants of an accelerator come from."""
         return getattr(self.constants_for(gpu), "provenance", "assumed: the lecture's paper GPU")
 
+    def measured(self, gpu: str) -> bool:
+        """Whether the constants of an accelerator were fitted to measurements on it."""
+        found = self.constants.get(gpu.lower(), self.constants.get("*"))
+        return getattr(found, "provenance", "").startswith("fitted")
+
 
 def shipped_profiles() -> list[str]:
     """Names of the profiles that come with the package."""

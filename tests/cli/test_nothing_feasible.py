@@ -35,6 +35,8 @@ def test_plan_in_json(ask):
     result = answer.json
     assert result["deployments"] == []
     assert result["reasons"] == {"ttft unreachable": 7}
+    assert result["candidates"] == 7
+    assert result["seconds"] > 0
     assert result["nearest"].startswith("1P1D")
     assert result["inputs"]["ttft"] == 0.001
     assert "nothing feasible" in answer.err

@@ -242,3 +242,27 @@ def test_a_failed_cross_check_keeps_the_plan(ask, monkeypatch):
 def flat(text: str) -> str:
     """Text without its line breaks."""
     return " ".join(text.split())
+
+
+def test_a_terminal_too_narrow_cuts_nothing(ask, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = ask("plan").out
+    assert "…" not in out
+    assert "1P1D tp2/tp1" in out
+    rows = [line for line in out.splitlines() if line.endswith((" green", " amber", " red"))]
+    assert len(rows) == 7
+    assert max(len(line) for line in out.splitlines() if "Best" in line) <= 40
+
+
+def test_single_tokens_have_no_tpot(ask):
+    answer = ask("plan", app=None, isl="500", osl="1")
+    (row,) = [line for line in answer.out.splitlines() if line.startswith(" 2P1D tp1/tp1 ")]
+    assert "∞" not in answer.out
+    assert row.split()[6] == "-"
+
+
+def test_a_large_headroom_is_told_in_times(ask):
+    assert "a headroom of 1" in ask("plan", rate="3").out
+    told = " ".join(ask("plan", rate="0.1").out.split())
+    assert "which leaves a headroom of " in told
+    assert " times. At that rate" in told

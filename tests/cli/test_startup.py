@@ -1,7 +1,10 @@
 """What is imported when, and the ways out of the program."""
 
+import importlib.metadata
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +64,16 @@ def test_version(capsys, monkeypatch):
     assert capsys.readouterr().out == "fluidserve 9.9\n"
 
 
+def test_version_of_a_source_tree(capsys, monkeypatch):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    assert cli.main(["--version"]) == 0
+    project = tomllib.loads((Path(cli.__file__).parents[2] / "pyproject.toml").read_text())
+    assert capsys.readouterr().out == project["project"]["version"] + "\n"
+
+
 def test_bugs_leave_as_exceptions_and_interrupts_quietly(ask, monkeypatch):
     def broken(flags):
         raise ZeroDivisionError
@@ -87,3 +100,15 @@ def test_a_reader_that_has_gone_is_no_bug():
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("argv", [["gpus"], ["gpus", "--json"]])
+def test_a_full_disk_is_one_line(argv):
+    code = f"import sys\nfrom fluidserve.cli import main\nsys.exit(main({argv!r}))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 74
+    assert done.stderr == "error: the answer cannot be written (No space left on device)\n"

@@ -10,7 +10,7 @@ from analysis_helpers import make_problem
 
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.search.grid import disaggregated_grid
-from fluidserve.search.plan import TIE, _rank, analyse, plan
+from fluidserve.search.plan import TIE, analyse, plan, rank
 from fluidserve.search.score import question_of, score_grid
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
@@ -51,20 +51,20 @@ def test_ties_go_to_fewer_gpus():
     """Within 1 % the formulas cannot tell; a class of ties starts at its largest goodput."""
     goodput = np.array([10.0, 9.95, 9.91, 9.85, 0.0, 5.0, 5.0])
     gpus = np.array([8, 6, 4, 2, 1, 3, 2])
-    assert _rank(goodput, gpus, None).tolist() == [2, 1, 0, 3, 6, 5]
+    assert rank(goodput, gpus, None).tolist() == [2, 1, 0, 3, 6, 5]
 
 
 def test_classes_of_ties_do_not_chain():
     goodput = np.array([100.0, 99.5, 98.6, 98.0])
     gpus = np.array([9, 8, 1, 2])
-    assert _rank(goodput, gpus, None).tolist() == [1, 0, 2, 3]
+    assert rank(goodput, gpus, None).tolist() == [1, 0, 2, 3]
 
 
 def test_with_a_rate_fewest_gpus_that_reach_it():
     goodput = np.array([10.0, 12.0, 30.0, 9.9, 12.5])
     gpus = np.array([4, 4, 8, 2, 6])
-    assert _rank(goodput, gpus, 10.0).tolist() == [1, 0, 4, 2]
-    assert _rank(goodput, gpus, 31.0).tolist() == []
+    assert rank(goodput, gpus, 10.0).tolist() == [1, 0, 4, 2]
+    assert rank(goodput, gpus, 31.0).tolist() == []
 
 
 def test_a_plan_for_a_rate():

@@ -1,0 +1,94 @@
+"""One question about several accelerators: the plan of each, and all of them in one order."""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from fluidserve.errors import NoFeasibleDeployment
+from fluidserve.problem import Problem
+from fluidserve.results import DeploymentResult, PlanResult
+from fluidserve.search.grid import same_program
+from fluidserve.search.plan import answer, grid_of, rank, with_ties
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The plans of several accelerators.
+
+    Attributes:
+      plans: by name, best first.
+      failures: why the others answer nothing, by name.
+      seconds: time from the question to all plans.
+    """
+
+    plans: dict[str, PlanResult]
+    failures: dict[str, NoFeasibleDeployment]
+    seconds: float
+
+    @property
+    def candidates(self) -> int:
+        """Deployments that were scored."""
+        every = [*self.plans.values(), *self.failures.values()]
+        return sum(found.candidates for found in every)
+
+    def deployments(self, top: int) -> list[DeploymentResult]:
+        """The best `top` rows of all plans in one order, with their ties."""
+        rows = [row for found in self.plans.values() for row in found.deployments]
+        rate = next(iter(self.plans.values())).rate
+        return with_ties(_ranked(rows, rate)[:top], rate)
+
+
+def compare(
+    problems: Sequence[Problem], *, budget: int, rate: float | None = None, top: int = 10
+) -> Comparison:
+    """Plans each of several problems that differ in their accelerator.
+
+    They are ordered by their best deployments, under the rule of `fluidserve.search.plan.plan`:
+    by goodput within the budget, or by fewest GPUs that serve the rate. Their grids are padded to
+    one size, so that one compiled program scores all.
+
+    Raises:
+      InputError: as in a plan.
+      NoFeasibleDeployment: none of them answers the question.
+    """
+    began = time.perf_counter()
+    grids = same_program([grid_of(problem, budget) for problem in problems])
+    plans: dict[str, PlanResult] = {}
+    failures: dict[str, NoFeasibleDeployment] = {}
+    for problem, grid in zip(problems, grids, strict=True):
+        try:
+            plans[problem.gpu.name] = answer(problem, grid, budget=budget, rate=rate, top=top)
+        except NoFeasibleDeployment as error:
+            failures[problem.gpu.name] = error
+    if not plans:
+        raise _none(failures)
+    best = {id(found.deployments[0]): name for name, found in plans.items()}
+    ordered = _ranked([found.deployments[0] for found in plans.values()], rate)
+    names = [best[id(row)] for row in ordered]
+    return Comparison(
+        plans={name: plans[name] for name in names},
+        failures=failures,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _ranked(rows: list[DeploymentResult], rate: float | None) -> list[DeploymentResult]:
+    goodput = np.array([row.goodput for row in rows])
+    return [rows[i] for i in rank(goodput, np.array([row.gpus for row in rows]), rate)]
+
+
+def _none(failures: dict[str, NoFeasibleDeployment]) -> NoFeasibleDeployment:
+    """The failures of all accelerators as one."""
+    reasons: Counter[str] = Counter()
+    for name, error in failures.items():
+        reasons.update({f"{name}: {reason}": n for reason, n in error.reasons.items()})
+    told = [f"{name}: {error.nearest}" for name, error in failures.items() if error.nearest]
+    return NoFeasibleDeployment(
+        f"none of {', '.join(failures)} answers the question",
+        reasons=dict(reasons),
+        nearest="; ".join(told),
+        candidates=sum(error.candidates for error in failures.values()),
+    )
