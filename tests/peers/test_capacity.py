@@ -113,3 +113,9 @@ def test_a_shape_that_cannot_hold_one_request_is_refused():
     assert 0 < two.kv_capacity < 60_256
     assert "the KV of the longest request" in misfit(asked, two, tp=2, pp=1)
     assert misfit(asked, asked.instance(4, 1), tp=4, pp=1) == ""
+
+
+def test_weights_that_an_engine_printed():
+    """vLLM's start-up log of an 8-bit Llama-3.1-70B: loading the weights took 67.7229 GiB."""
+    weights = find_model("Llama-3.1-70B", "int8").weight_bytes
+    assert weights / 2**30 == pytest.approx(67.7229, rel=0.002)

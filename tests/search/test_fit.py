@@ -20,11 +20,13 @@ def question(model="Llama-3.3-70B", gpu="H100", *, dtype="fp8", context=131072, 
 
 
 def test_by_hand():
-    """81,559 MiB, of which 90%; 70.55e9 parameters of a byte; 320 KiB of KV per token."""
+    """81,559 MiB, of which 90%; 320 KiB of KV per token; weights of a byte, and of two where they
+    are the tables at both ends or the 161 norms."""
     asked = question()
     (one,) = [fit for fit in fits(asked, 8) if (fit.tp, fit.pp) == (4, 1)]
     assert one.memory_bytes == pytest.approx(0.9 * 81559 * 2**20)
-    assert one.weight_bytes == pytest.approx(asked.model.parameters / 4)
+    in_16_bits = 2 * 128256 * 8192 + 161 * 8192
+    assert one.weight_bytes == pytest.approx((asked.model.parameters + in_16_bits) / 4)
     assert one.kv_tokens == pytest.approx(4 * one.free_bytes / (320 * 2**10))
     assert one.concurrency == pytest.approx(one.kv_tokens / 131072)
     assert one.users == 5
