@@ -31,8 +31,9 @@ def show_models(
     if as_json:
         print_json(values)
     else:
+        notes = values.pop("notes")
         shown = {k: f"{v:,}" if isinstance(v, int) else v for k, v in values.items()}
-        print_answer([pairs_table(shown)])
+        print_answer([pairs_table(shown), *([""] if notes else []), *notes])
 
 
 def show_gpus(name: str | None, *, as_json: bool) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 from fluidserve.cli.output import note, print_answer, print_json
 from fluidserve.cli.simulate import check_deployment
+from fluidserve.io.describe import describe_model
 from fluidserve.io.load import build_problem, load_inputs, resolved
-from fluidserve.report.sentences import profile_sentence, question_sentence
+from fluidserve.report.sentences import model_sentence, profile_sentence, question_sentence
 from fluidserve.report.tables import pairs_table
 from fluidserve.specs.deployment import parse_label
 
@@ -28,7 +29,7 @@ def run(flags: dict[str, Any]) -> None:
         note(text)
     values = resolved(inputs, problem)
     if inputs.as_json:
-        print_json({"inputs": values})
+        print_json({"inputs": values, "model": describe_model(problem.model)})
         return
     shown = {name: value for name, value in values.items() if value is not None}
     print_answer(
@@ -37,6 +38,7 @@ def run(flags: dict[str, Any]) -> None:
             "",
             "Times in s, rates in 1/s, bandwidth in B/s, lengths in tokens (means).",
             question_sentence(problem),
+            model_sentence(problem.model),
             profile_sentence(problem),
         ]
     )

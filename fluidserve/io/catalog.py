@@ -11,6 +11,7 @@ from typing import Any
 
 from fluidserve.errors import InputError
 from fluidserve.io.hf_config import read_model
+from fluidserve.io.hub import fetch_config, is_repository
 from fluidserve.io.names import joined, normal_gpu_name, normal_model_name, suggestion
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
@@ -61,6 +62,9 @@ def find_model(
 ) -> ModelSpec:
     """Reads a model: an existing file or directory as its config, else a name of the catalog.
 
+    An ``org/name`` that is neither is fetched from Hugging Face, where `huggingface_hub` is
+    installed.
+
     Names are looked up regardless of case, of ``_``, ``-`` and spaces, of a leading ``org/`` and of
     a trailing ``-Instruct``, ``-hf`` or ``-chat``.
 
@@ -80,6 +84,10 @@ def find_model(
     text = os.fspath(name_or_path)
     if _exists(text) or text.endswith(".json"):
         return read_model(text, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
+    if is_repository(text) and joined(normal_model_name(text)) not in _model_index():
+        path = fetch_config(text, suggestion(normal_model_name(text), model_names()))
+        name = text.rpartition("/")[2]
+        return read_model(path, name=name, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
     model = _model(text)
     return read_model(model.config, name=model.name, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
 

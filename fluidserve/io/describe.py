@@ -16,9 +16,14 @@ _MODEL_FIELDS = (
     "active_parameters",
     "weight_dtype",
     "weight_bytes",
+    "compute_dtype",
     "kv_dtype",
     "kv_bytes_per_token",
+    "window",
     "kv_window_bytes",
+    "index_bytes_per_token",
+    "sparse_tokens",
+    "state_bytes",
     "layers",
     "attention",
     "hidden",
@@ -39,10 +44,12 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
 
     Returns:
       names, sizes and counts under the names of `ModelSpec`; bytes, FLOP and counts are whole
-      numbers where they are whole. ``attention_flop_per_pair`` is its ``attention_flop``.
+      numbers where they are whole. ``attention_flop_per_pair`` is its ``attention_flop``;
+      ``notes`` lists what is not counted or taken otherwise.
     """
     described = {field: _whole(getattr(spec, field)) for field in _MODEL_FIELDS}
-    return described | {"attention_flop_per_pair": _whole(spec.attention_flop)}
+    described["attention_flop_per_pair"] = _whole(spec.attention_flop)
+    return described | {"notes": list(spec.notes)}
 
 
 def describe_gpu(name: str, extra_files: Iterable[str | os.PathLike[str]] = ()) -> dict[str, Any]:

@@ -71,9 +71,10 @@ def large(value: float) -> str:
     """A count or an amount with the prefix of thousands that suits it.
 
     Example:
-      >>> large(12853473280.0), large(640)
-      ('12.9G', '640')
+      >>> large(12853473280.0), large(640), large(999_900_000.0)
+      ('12.9G', '640', '1G')
     """
+    value = float(f"{value:.3g}")
     for scale, prefix in _PREFIXES:
         if abs(value) >= scale:
             return f"{value / scale:.3g}{prefix}"

@@ -4,10 +4,11 @@ import dataclasses
 import math
 
 from fluidserve.problem import Problem
-from fluidserve.report.numbers import percent, three_digits, times_more
+from fluidserve.report.numbers import large, percent, three_digits, times_more
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.deployment import Pool
+from fluidserve.specs.model import ModelSpec
 from fluidserve.status import ADVICE, Binding
 from fluidserve.timing.saturation import saturation_length
 from fluidserve.units import format_bandwidth, format_time
@@ -106,6 +107,20 @@ def profile_sentence(problem: Problem) -> str:
         f"Step times: profile {profile.name}, constants ASSUMED, not measured on "
         f"{problem.gpu.name} ({detail})."
     )
+
+
+def model_sentence(model: ModelSpec) -> str:
+    """What the weights take, and what a request keeps."""
+    kept = [f"{large(model.kv_bytes_per_token + model.index_bytes_per_token)}B per token"]
+    if model.window:
+        kept.append(f"{large(model.kv_window_bytes)}B in windows of {model.window:,} tokens")
+    if model.state_bytes:
+        kept.append(f"{large(model.state_bytes)}B of state")
+    text = f"Memory: {large(model.weight_bytes)}B of weights ({model.weight_dtype}); a request "
+    text += f"keeps {', '.join(kept)}"
+    if model.sparse_tokens:
+        text += f", of which it attends {model.sparse_tokens:,} tokens"
+    return text + "."
 
 
 def prefix_sentences(problem: Problem) -> list[str]:

@@ -130,18 +130,19 @@ def load_table(analysis: DeploymentResult, summary: Summary, use: Utilisation) -
 
 
 def models_table(models: Sequence[dict[str, Any]]) -> Table:
-    """Descriptions of models, one a line."""
+    """Descriptions of models, one a line; `fixed` is what full windows and state take."""
     table = plain_table(
         "model", "parameters", "active", "weights", "KV/token", "layers", "attention"
     )
     for m in models:
+        fixed = m["kv_window_bytes"] + m["state_bytes"]
         table.add_row(
             m["name"],
             large(m["parameters"]),
             large(m["active_parameters"]),
             f"{large(m['weight_bytes'])}B",
             f"{m['kv_bytes_per_token'] / 1024:.4g}KiB",
-            str(m["layers"]),
+            f"{large(fixed)}B" if fixed else "",
             m["attention"],
         )
     return table

@@ -12,14 +12,16 @@ def test_model_is_described_in_whole_numbers():
     assert described["kv_window_bytes"] == 0
     assert described["flop_per_token"] == 2 * described["active_parameters"]
     assert described["attention_flop_per_pair"] == 4 * 40 * 5120
-    assert all(isinstance(value, int | str) for value in described.values())
+    assert described["notes"] == []
+    assert all(isinstance(value, int | str | list) for value in described.values())
     assert json.loads(json.dumps(described)) == described
 
 
 def test_model_keys():
     keys = """name architecture parameters active_parameters weight_dtype weight_bytes kv_dtype
     kv_bytes_per_token kv_window_bytes layers attention hidden heads kv_heads head_dim experts
-    experts_per_token max_positions flop_per_token attention_flop_per_pair"""
+    experts_per_token max_positions flop_per_token attention_flop_per_pair window state_bytes
+    index_bytes_per_token sparse_tokens compute_dtype notes"""
     assert set(keys.split()) <= set(describe_model(find_model("DeepSeek-V3")))
 
 
