@@ -27,6 +27,8 @@ class Engine:
       max_batch: most requests that a decode instance holds.
       link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
       prefill_batch: most prompts that a prefill instance computes together; the analysis takes 1.
+      max_model_len: longest request that the engine takes, tokens; None for whatever comes. An
+        instance must hold the KV of one such request.
       dispatch: how requests are spread over the instances of both pools.
     """
 
@@ -36,6 +38,7 @@ class Engine:
     max_batch: int
     link_bandwidth: float
     prefill_batch: int = 1
+    max_model_len: int | None = None
     dispatch: Dispatch = "shared"
 
 
@@ -47,6 +50,7 @@ def engine_for(
     memory_utilization: float | None = None,
     max_batch: int = 1024,
     link_bandwidth: float | None = None,
+    max_model_len: int | None = None,
     dispatch: Dispatch = "shared",
 ) -> Engine:
     """An engine with the habits of a profile, except where told otherwise.
@@ -59,6 +63,7 @@ def engine_for(
         memory_utilization=memory_utilization or profile.memory_utilization,
         max_batch=max_batch,
         link_bandwidth=link_bandwidth or float(gpu.scale_out_bandwidth),
+        max_model_len=max_model_len,
         dispatch=dispatch,
     )
 
@@ -77,6 +82,11 @@ class Problem:
     def bins(self) -> LengthBins:
         """The workload's lengths, binned for the analysis."""
         return length_bins(self.workload.lengths)
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest request that an instance must hold."""
+        return max(float(self.bins.longest), float(self.engine.max_model_len or 0))
 
     @property
     def mean_lengths(self) -> tuple[float, float]:

@@ -60,6 +60,25 @@ class Simulated:
 
 
 @dataclasses.dataclass(frozen=True)
+class Replayed:
+    """A recording served at its own speed.
+
+    Attributes:
+      rate: mean rate of the recording, 1/s.
+      attainment: share of requests that met the SLO.
+      ttft: time to first token.
+      tpot: time per output token.
+      requests: how many were replayed.
+    """
+
+    rate: float
+    attainment: float
+    ttft: Latency
+    tpot: Latency
+    requests: int
+
+
+@dataclasses.dataclass(frozen=True)
 class DeploymentResult:
     """One deployment with its numbers.
 
@@ -84,6 +103,7 @@ class DeploymentResult:
       reasons: why it is not green.
       tied: whether its goodput cannot be told from the first one's.
       simulated: the cross-check; None where it was not asked for.
+      replayed: the recording whose busiest window was planned for; None where there is none.
     """
 
     deployment: Disaggregated
@@ -105,6 +125,7 @@ class DeploymentResult:
     reasons: tuple[str, ...]
     tied: bool = False
     simulated: Simulated | None = None
+    replayed: Replayed | None = None
 
     @property
     def gpus(self) -> int:
@@ -147,6 +168,7 @@ class DeploymentResult:
             "confidence": {"level": self.confidence, "reasons": list(self.reasons)},
             "tied": self.tied,
             "simulated": dataclasses.asdict(self.simulated) if self.simulated else None,
+            "replayed": dataclasses.asdict(self.replayed) if self.replayed else None,
         }
         return finite_json(row)
 

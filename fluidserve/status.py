@@ -56,6 +56,7 @@ class Doubt(enum.IntFlag):
     FLAT_CURVE = enum.auto()
     TIGHT_TTFT = enum.auto()
     BATCHED_PREFILL = enum.auto()
+    UNSTABLE = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -68,9 +69,10 @@ DOUBT_TEXT = {
     Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
     Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
+    Doubt.UNSTABLE: "unstable: at this rate a stage is asked for more than it can do",
 }
 
-RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.PREFILL_MEMORY
+RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.PREFILL_MEMORY | Doubt.UNSTABLE
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 
 

@@ -8,6 +8,7 @@ from fluidserve.io.describe import describe_model
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.report.sentences import model_sentence, profile_sentence, question_sentence
 from fluidserve.report.tables import pairs_table
+from fluidserve.report.traffic import traffic_json, traffic_sentences
 from fluidserve.specs.deployment import parse_label
 
 
@@ -29,7 +30,8 @@ def run(flags: dict[str, Any]) -> None:
         note(text)
     values = resolved(inputs, problem)
     if inputs.as_json:
-        print_json({"inputs": values, "model": describe_model(problem.model)})
+        model = describe_model(problem.model)
+        print_json({"inputs": values, "model": model, "traffic": traffic_json(problem)})
         return
     shown = {name: value for name, value in values.items() if value is not None}
     print_answer(
@@ -39,6 +41,7 @@ def run(flags: dict[str, Any]) -> None:
             "Times in s, rates in 1/s, bandwidth in B/s, lengths in tokens (means).",
             question_sentence(problem),
             model_sentence(problem.model),
+            *traffic_sentences(problem, rate_given=values["rate"] is not None),
             profile_sentence(problem),
         ]
     )

@@ -17,11 +17,17 @@ from fluidserve.io.load import resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.comparison import comparison_sentences, comparison_table
+from fluidserve.report.traffic import traffic_json
 from fluidserve.search.compare import Comparison, compare
 
 
-def run_comparison(inputs: Inputs, problems: Sequence[Problem]) -> None:
+def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | None) -> None:
     """Answers one question about several accelerators.
+
+    Args:
+      inputs: the question.
+      problems: the same on each accelerator.
+      rate: to be served, 1/s; None for the most goodput.
 
     Raises:
       InputError: wrong input.
@@ -30,10 +36,17 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem]) -> None:
     by_name = {problem.gpu.name: problem for problem in problems}
     asked = resolved(inputs, problems[0]) | {"gpu": ",".join(by_name), "link": inputs.link}
     try:
-        found = compare(problems, budget=inputs.budget, rate=inputs.rate, top=inputs.top)
+        found = compare(problems, budget=inputs.budget, rate=rate, top=inputs.top)
     except NoFeasibleDeployment as error:
         if inputs.as_json:
-            print_json({"inputs": asked, "by_gpu": [], **nothing_json(error, 0.0)})
+            print_json(
+                {
+                    "inputs": asked,
+                    "traffic": traffic_json(problems[0]),
+                    "by_gpu": [],
+                    **nothing_json(error, 0.0),
+                }
+            )
         raise
     note(f"scored {found.candidates:,} candidates in {found.seconds:.1f} s")
     found = _verified(inputs, by_name, found)
@@ -45,6 +58,7 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem]) -> None:
             {
                 "inputs": asked,
                 "profile": profile_json(winner),
+                "traffic": traffic_json(winner),
                 "candidates": found.candidates,
                 "seconds": found.seconds,
                 "by_gpu": [_one_json(problem, found) for problem in _in_order(by_name, found)],

@@ -50,6 +50,7 @@ QUESTION = _options(
                      "memory=80GB, link=450GB/s'."),
         "gpus": ("N", "Budget: the most goodput within N GPUs."),
         "rate": ("R", "Requests/s to serve: the fewest GPUs that do."),
+        "rate_of": ("mean|peak-60s|peak-10s", "The same for a rate of the traffic itself."),
         "max_gpus": ("N", "Budget when --rate is given instead of --gpus (default 64)."),
         "config": ("FILE", "TOML file with these names as keys; flags go before it."),
     },
@@ -66,6 +67,7 @@ TRAFFIC = _options(
         "arrival_cv": ("X", "Coefficient of variation between arrivals (default: 1, Poisson; "
                        "for a trace its own)."),
         "prefix_hit": ("X", "Share of the prompt tokens found in the prefix cache (default 0)."),
+        "max_model_len": ("N", "Refuse requests of more than N tokens, prompt and output."),
     },
 )  # fmt: skip
 PROMISE = _options(

@@ -12,13 +12,15 @@ from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problems, load_inputs, resolved
 from fluidserve.io.schema import Inputs
+from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
 from fluidserve.report.plots.figure import check_plot, plot_plan
 from fluidserve.report.sentences import crosscheck_sentences, explain, question_sentence
-from fluidserve.report.tables import crosscheck_table, plan_table
+from fluidserve.report.tables import crosscheck_table, plan_table, replay_table
+from fluidserve.report.traffic import replay_sentences, traffic_json, traffic_sentences
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import plan
-from fluidserve.verify.crosscheck import crosscheck, with_check, with_neighbours
+from fluidserve.verify.crosscheck import crosscheck, replay, with_check, with_neighbours
 
 DEFAULT_VERIFY = 3
 _WORTH_TELLING = 2.0
@@ -42,15 +44,16 @@ def run(flags: dict[str, Any]) -> None:
     problems, notes = build_problems(inputs)
     for text in notes:
         note(text)
+    rate = asked_rate(inputs, problems[0].workload)
     progress(f"scoring deployments of up to {budget} GPUs ...")
     if len(problems) > 1:
         from fluidserve.cli.compare import run_comparison
 
-        run_comparison(inputs, problems)
+        run_comparison(inputs, problems, rate)
         return
     problem = problems[0]
     with nothing_as_json(inputs, problem):
-        result = plan(problem, budget=budget, rate=inputs.rate, top=inputs.top)
+        result = plan(problem, budget=budget, rate=rate, top=inputs.top)
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = verified(problem, result, verify_count(inputs))
@@ -104,6 +107,7 @@ def nothing_as_json(inputs: Inputs, problem: Problem) -> Iterator[None]:
                 {
                     "inputs": resolved(inputs, problem),
                     "profile": profile_json(problem),
+                    "traffic": traffic_json(problem),
                     **nothing_json(error, time.perf_counter() - began),
                 }
             )
@@ -136,15 +140,24 @@ def verified(problem: Problem, result: PlanResult, most: int) -> PlanResult:
             rows[i] = with_check(rows[i], crosscheck(problem, rows[i]))
         except InputError as error:
             note(f"{rows[i].deployment.label} is not cross-checked: {error}")
+            continue
+        rows[i] = dataclasses.replace(rows[i], replayed=replay(problem, rows[i]))
     return dataclasses.replace(result, deployments=with_neighbours(rows))
 
 
 def answer_parts(problem: Problem, result: PlanResult) -> list[Any]:
     """The tables and sentences of a plan."""
     rows = result.deployments
-    parts = [question_sentence(problem), plan_table(rows), *explain(problem, result)]
+    parts = [
+        question_sentence(problem),
+        *traffic_sentences(problem, rate_given=result.rate is not None),
+        plan_table(rows),
+        *explain(problem, result),
+    ]
     if any(r.simulated is not None for r in rows):
         parts += [crosscheck_table(rows), *crosscheck_sentences(result)]
+    if any(r.replayed is not None for r in rows):
+        parts += [replay_table(rows), *replay_sentences(problem, rows)]
     return parts
 
 
@@ -153,6 +166,7 @@ def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:
         {
             "inputs": resolved(inputs, problem),
             "profile": profile_json(problem),
+            "traffic": traffic_json(problem),
             "candidates": result.candidates,
             "seconds": result.seconds,
             "deployments": [row.to_json() for row in result.deployments],

@@ -11,6 +11,7 @@ from fluidserve.eventsim import Summary, Utilisation, simulate, summarise
 from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
+from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
 from fluidserve.report.numbers import three_digits
 from fluidserve.report.plots.figure import check_plot, plot_deployment
@@ -18,16 +19,28 @@ from fluidserve.report.sentences import (
     confidence_sentence,
     limit_sentence,
     overload_sentence,
-    prefix_sentences,
     profile_sentence,
     question_sentence,
 )
-from fluidserve.report.tables import crosscheck_table, latency_table, load_table, phases_table
+from fluidserve.report.tables import (
+    crosscheck_table,
+    latency_table,
+    load_table,
+    phases_table,
+    replay_table,
+)
+from fluidserve.report.traffic import (
+    burst_sentences,
+    prefix_sentences,
+    replay_sentences,
+    traffic_json,
+    traffic_sentences,
+)
 from fluidserve.results import DeploymentResult, Phases
 from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
 from fluidserve.specs.deployment import Disaggregated, parse_label
-from fluidserve.verify.crosscheck import crosscheck, stretch, with_check
+from fluidserve.verify.crosscheck import crosscheck, replay, stretch, with_check
 
 
 def run(flags: dict[str, Any]) -> None:
@@ -52,7 +65,7 @@ def run(flags: dict[str, Any]) -> None:
         note(text)
     with nothing_as_json(inputs, problem):
         check_deployment(problem, deployment, inputs)
-        row = analyse(problem, deployment, inputs.rate)
+        row = analyse(problem, deployment, asked_rate(inputs, problem.workload))
     progress(f"simulating {deployment.label} with {inputs.requests:,} requests ...")
     records = simulate(
         problem.system(deployment),
@@ -65,6 +78,7 @@ def run(flags: dict[str, Any]) -> None:
     if inputs.verify:
         progress(f"searching the simulated goodput of {deployment.label} ...")
         row = with_check(row, crosscheck(problem, row))
+        row = dataclasses.replace(row, replayed=replay(problem, row))
     if inputs.csv is not None:
         write_csv(inputs.csv, [row])
         note(f"wrote 1 deployment to {inputs.csv}")
@@ -109,9 +123,11 @@ def _print_answer(
     phases: Phases,
     use: Utilisation,
 ) -> None:
-    asked = "the rate asked for" if inputs.rate is not None else "the goodput of the formulas"
+    rate_given = asked_rate(inputs, problem.workload) is not None
+    asked = "the rate asked for" if rate_given else "the goodput of the formulas"
     parts: list[Any] = [
         question_sentence(problem),
+        *traffic_sentences(problem, rate_given=rate_given),
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
         f"({asked}); {inputs.requests:,} requests, seed {inputs.seed}",
         latency_table(row, summary),
@@ -122,10 +138,12 @@ def _print_answer(
     parts += [overload] if overload else []
     if row.goodput > 0:
         parts.append(f"Goodput by the formulas: {three_digits(row.goodput)} requests/s.")
-    parts += [limit_sentence(row), confidence_sentence(row)]
+    parts += [limit_sentence(row), confidence_sentence(row), *burst_sentences(problem, row)]
     parts += [*prefix_sentences(problem), profile_sentence(problem)]
     if row.simulated is not None:
         parts.append(crosscheck_table([row]))
+    if row.replayed is not None:
+        parts += [replay_table([row]), *replay_sentences(problem, [row])]
     print_answer(parts)
 
 
@@ -140,6 +158,7 @@ def _as_json(
     return {
         "inputs": resolved(inputs, problem),
         "profile": profile_json(problem),
+        "traffic": traffic_json(problem),
         "rate": row.rate,
         "requests": inputs.requests,
         "seed": inputs.seed,

@@ -84,6 +84,8 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         "confidence_reasons": "; ".join(row.reasons),
         "tied": row.tied,
         **_simulated(row.simulated),
+        "replayed_rate_per_s": row.replayed.rate if row.replayed else "",
+        "replayed_attainment": row.replayed.attainment if row.replayed else "",
     }
     return {
         name: "" if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,26 +7,27 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fluidserve.errors import InputError
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.io.fit_inputs import FIT_ONLY, FitInputs
 from fluidserve.io.gpu_spec import parse_gpu_spec
 from fluidserve.io.schema import Inputs, parse_as, parse_inputs
-from fluidserve.io.trace import trace_workload
-from fluidserve.io.traces import read_trace
+from fluidserve.io.traffic import asked_rate, traffic_of
 from fluidserve.problem import Problem, engine_for
 from fluidserve.results import finite_json
-from fluidserve.specs.applications import find_application, synthetic_workload
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.slo import Slo
-from fluidserve.specs.workload import Workload
 from fluidserve.timing.profile import load_profile
 
 _LARGEST_FILE = 2**20
-_BUSY_SPELLS = 2.0
-_HARDWARE = {"gpu", "gpu_spec"}
+_EXCLUSIVE: tuple[tuple[set[str], ...], ...] = (
+    ({"isl", "osl", "isl_cv", "osl_cv"}, {"app"}, {"trace"}),
+    ({"gpu"}, {"gpu_spec"}),
+    ({"gpus"}, {"max_gpus"}),
+    ({"rate"}, {"rate_of"}),
+    ({"json"}, {"csv"}),
+)
+"""Groups of inputs of which one kind is given: a flag replaces what a file has of another."""
 
 
 def load_inputs(flags: Mapping[str, Any], config: str | None = None) -> Inputs:
@@ -61,12 +62,19 @@ def without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 def _merged(flags: Mapping[str, Any], config: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Flags over the keys of a file, and how messages name what comes from the file."""
-    values = read_config(config) if config is not None else {}
     given = {name: value for name, value in flags.items() if value is not None}
-    if given.keys() & _HARDWARE:  # one kind of flag takes the place of the other
-        values = without(values, _HARDWARE)
+    values = read_config(config) if config is not None else {}
+    values = without(values, {other for name in given for other in _alternatives(name)})
     labels = {name: f"{config}: {name.replace('_', '-')}" for name in values if name not in given}
     return values | given, labels
+
+
+def _alternatives(name: str) -> set[str]:
+    """The inputs that a flag stands in for, besides itself."""
+    for kinds in _EXCLUSIVE:
+        if any(name in kind for kind in kinds):
+            return {other for kind in kinds if name not in kind for other in kind}
+    return set()
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -137,7 +145,7 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
     gpus = find_gpus(inputs.gpu, inputs.gpu_spec)
     gpu = gpus[0]
     model = find_model(inputs.model, inputs.weight_dtype, inputs.kv_dtype)
-    workload, notes = _workload(inputs)
+    workload, notes = traffic_of(inputs)
     problem = Problem(
         model=model,
         gpu=gpu,
@@ -151,14 +159,9 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
             max_batch=inputs.max_batch,
             link_bandwidth=inputs.link,
             dispatch=inputs.dispatch,
+            max_model_len=inputs.max_model_len,
         ),
     )
-    n_in, n_out = problem.mean_lengths
-    if n_in + n_out > model.max_positions:
-        notes.append(
-            f"prompt and output together have {n_in + n_out:,.0f} tokens on average, but "
-            f"{model.name} was built for {model.max_positions:,} at most"
-        )
     return [problem, *(_on(other, problem, inputs) for other in gpus[1:])], notes
 
 
@@ -188,13 +191,15 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "osl": n_out,
         "app": workload.name if inputs.app is not None else None,
         "trace": inputs.trace,
-        "trace_rate": float(workload.rate),
+        "trace_rate": float((workload.whole or workload).rate),
         "ttft": inputs.ttft,
         "tpot": inputs.tpot,
         "attainment": inputs.attainment,
-        "rate": inputs.rate,
+        "rate": asked_rate(inputs, workload),
+        "rate_of": inputs.rate_of,
         "arrival_cv": math.sqrt(float(workload.arrival_scv)),
         "prefix_hit": float(workload.prefix_hit),
+        "max_model_len": engine.max_model_len,
         "link": engine.link_bandwidth,
         "profile": engine.profile.name,
         "first_token": engine.first_token,
@@ -206,39 +211,3 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "deployment": inputs.deployment,
     }
     return finite_json(numbers)
-
-
-def _workload(inputs: Inputs) -> tuple[Workload, list[str]]:
-    notes: list[str] = []
-    if inputs.app is not None:
-        workload = find_application(inputs.app)
-    elif inputs.trace is not None:
-        trace = read_trace(inputs.trace)
-        workload = trace_workload(trace)
-        notes = [f"{trace.name}: {note}" for note in trace.notes]
-        spells = trace.burstiness(60.0)
-        if spells > _BUSY_SPELLS and inputs.arrival_cv is None:
-            notes.append(
-                f"{trace.name}: arrivals come in busy spells (counts per minute vary "
-                f"{spells:.0f} times as much as Poisson traffic's); the formulas only know the "
-                "times between arrivals and may promise too much, the simulator replays them"
-            )
-        rate = float(workload.rate)
-        if inputs.rate is None and math.isfinite(rate):
-            notes.append(
-                f"{trace.name}: {len(trace):,} requests at a mean rate of {rate:.3g} requests/s; "
-                f"give --rate {rate:.3g} to plan for that rate"
-            )
-    else:
-        assert inputs.isl is not None
-        assert inputs.osl is not None
-        workload = synthetic_workload(
-            inputs.isl, inputs.osl, inputs.isl_cv or 0.0, inputs.osl_cv or 0.0
-        )
-    if inputs.arrival_cv is not None:
-        # a pattern that was asked for replaces the recorded one
-        workload = dataclasses.replace(
-            workload, arrival_scv=inputs.arrival_cv**2, dispersion=1.0, arrivals=np.empty(0)
-        )
-    workload = dataclasses.replace(workload, prefix_hit=inputs.prefix_hit or 0.0)
-    return workload, notes

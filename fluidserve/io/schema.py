@@ -74,6 +74,7 @@ def _quantity(unit: str, *, allow_inf: bool = False) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+RateOf = Literal["mean", "peak-60s", "peak-10s"]
 Count = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Seconds = Annotated[float, _quantity("s")]
@@ -102,8 +103,10 @@ class Inputs(BaseModel):
       tpot: limit on the time per output token, s.
       attainment: share of requests that must meet both.
       rate: arrival rate to serve, 1/s.
+      rate_of: which rate of the traffic to serve instead.
       arrival_cv: coefficient of variation of the times between arrivals.
       prefix_hit: share of the prompt tokens found in the prefix cache.
+      max_model_len: longest request that is taken, prompt and output together, tokens.
       link: bandwidth between the pools, B/s.
       profile: name or path of a profile.
       first_token: where the first token leaves; that of the profile when left out.
@@ -140,8 +143,10 @@ class Inputs(BaseModel):
     tpot: Seconds
     attainment: Number = Field(0.9, gt=0, lt=1)
     rate: Rate | None = None
+    rate_of: Annotated[RateOf, BeforeValidator(_lower)] | None = None
     arrival_cv: Number | None = Field(None, ge=0, le=10)
     prefix_hit: Number | None = Field(None, ge=0, lt=1)
+    max_model_len: Count | None = Field(None, ge=2, lt=10**8)
     link: Bandwidth | None = None
     profile: str = "default"
     first_token: Annotated[Literal["prefill", "decode"], BeforeValidator(_lower)] | None = None
@@ -182,6 +187,13 @@ class Inputs(BaseModel):
         check_hardware(self.gpu, self.gpu_spec)
         if self.gpus is not None and self.max_gpus is not None:
             raise InputError("--gpus and --max-gpus are given together; give one of them")
+        if self.rate is not None and self.rate_of is not None:
+            raise InputError("--rate and --rate-of are given together; give one of them")
+        if self.rate_of is not None and self.isl is not None:
+            raise InputError(
+                "--rate-of needs traffic that has a rate: --trace with arrival times, or an "
+                "application measured from one"
+            )
         if self.as_json and self.csv is not None:
             raise InputError("--json and --csv are given together; give one of them")
         return self
@@ -193,7 +205,7 @@ class Inputs(BaseModel):
         Raises:
           InputError: neither a budget nor a rate.
         """
-        if self.gpus is None and self.rate is None:
+        if self.gpus is None and self.rate is None and self.rate_of is None:
             raise InputError(
                 "give --gpus N for the most goodput within N GPUs, or --rate R for the fewest "
                 "GPUs that serve R requests/s"

@@ -1,12 +1,13 @@
 """Recorded traffic: what a request trace is, its statistics and the workload it makes."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
 
 from fluidserve.errors import InputError
-from fluidserve.specs.workload import JointLengths, Workload
+from fluidserve.specs.workload import JointLengths, Peak, Workload
 from fluidserve.units import check_positive
 
 MOST_PAIRS = 1_000_000
@@ -15,6 +16,9 @@ MOST_DROPPED = 0.5
 """Share of rows without tokens beyond which a trace is refused."""
 
 _MANY_TIES = 0.1
+_OFF_THE_GRID = 0.02
+_ROUNDING = 1e-9
+_FINEST_CLOCK = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +48,15 @@ class Trace:
     def __len__(self) -> int:
         return len(self.n_in)
 
+    @functools.cached_property
+    def tick(self) -> float:
+        """Step of a coarse clock, s; 0 where arrival times are as good as exact, or absent.
+
+        A clock is coarse where more than a tenth of the requests arrive at the very time of the one
+        before and the other distances are multiples of one step, to within 2 % of it.
+        """
+        return 0.0 if self.arrival is None else _tick(self.arrival)
+
     @property
     def duration(self) -> float:
         """Time from the first to the last arrival, s; ``nan`` without arrival times."""
@@ -64,10 +77,7 @@ class Trace:
 
         ``nan`` with fewer than three requests, without arrival times, or when all are equal.
         """
-        if self.arrival is None or len(self) < 3 or self.duration == 0:
-            return float("nan")
-        gaps = np.diff(self.arrival)
-        return float(gaps.var() / gaps.mean() ** 2)
+        return float("nan") if self.arrival is None else _scv(self.arrival)
 
     def burstiness(self, window: float | int = 60.0) -> float:
         """Variance over mean of the number of arrivals in whole windows (index of dispersion).
@@ -93,6 +103,82 @@ class Trace:
         mean = counts.sum() / windows
         return float(((counts**2).sum() / windows - mean**2) / mean)
 
+    def window(self, length: float | int) -> float:
+        """The window nearest to `length` that the clock resolves, s: a whole number of ticks."""
+        if not self.tick:
+            return float(length)
+        return max(round(length / self.tick), 1) * self.tick
+
+    def peak_rate(self, length: float | int = 60.0) -> float:
+        """Highest arrival rate over any `window` of a length, 1/s.
+
+        Windows are half-open and slide; the highest of all starts at an arrival, so that the
+        answer is exact. Of a coarse clock only windows of whole ticks are known.
+
+        Args:
+          length: of a window, s.
+
+        Returns:
+          the rate; ``nan`` without arrival times or when the trace is shorter than the window.
+
+        Raises:
+          InputError: `length` is not a positive number.
+        """
+        window = self.window(check_positive(float(length), name="length"))
+        if self.arrival is None or self.duration < window:
+            return float("nan")
+        # ticks jitter; times that are exact only suffer from rounding
+        slack = 0.5 * self.tick or _ROUNDING * window
+        ends = np.searchsorted(self.arrival, self.arrival + (window - slack))
+        return float(np.max(ends - np.arange(len(self)))) / window
+
+    def spread_arrivals(self) -> np.ndarray:
+        """Arrival times for a replay, s from the first; empty when the trace brings no rate.
+
+        Those of a coarse clock are spread over its ticks, independently and uniformly (always the
+        same way): requests that share a tick did not come together.
+        """
+        if self.arrival is None or self.duration == 0:
+            return np.empty(0)
+        if not self.tick:
+            return self.arrival
+        times = self.arrival + self.tick * np.random.default_rng(0).random(len(self))
+        times.sort()
+        return times - times[0]
+
+    def select(self, keep: np.ndarray) -> "Trace":
+        """The requests where `keep` is true, as a trace of their own; at least one."""
+        index = np.flatnonzero(keep)
+        arrival = None if self.arrival is None else self.arrival[index] - self.arrival[index[0]]
+        return dataclasses.replace(
+            self,
+            n_in=self.n_in[index],
+            n_out=self.n_out[index],
+            arrival=arrival,
+            hash_ids=None if self.hash_ids is None else [self.hash_ids[i] for i in index],
+        )
+
+
+def _tick(arrival: np.ndarray) -> float:
+    """Step of a coarse clock, s, or 0."""
+    gaps = np.diff(arrival)
+    steps = gaps[gaps > 0]
+    if not len(steps) or len(steps) > (1 - _MANY_TIES) * len(gaps):
+        return 0.0
+    if steps.max() * _FINEST_CLOCK > steps.min():
+        return 0.0
+    counts = np.rint(steps / steps.min())
+    tick = float(steps.sum() / counts.sum())
+    return tick if np.all(np.abs(steps - counts * tick) <= _OFF_THE_GRID * tick) else 0.0
+
+
+def _scv(arrival: np.ndarray) -> float:
+    """Squared coefficient of variation of the times between arrivals; ``nan`` with too few."""
+    if len(arrival) < 3 or arrival[-1] == arrival[0]:
+        return float("nan")
+    gaps = np.diff(arrival)
+    return float(gaps.var() / gaps.mean() ** 2)
+
 
 def trace_workload(trace: Trace, name: str | None = None) -> Workload:
     """The traffic of a trace.
@@ -102,22 +188,38 @@ def trace_workload(trace: Trace, name: str | None = None) -> Workload:
       name: name of the workload; the file name when left out.
 
     Returns:
-      observed pairs of lengths, rate, arrivals and their variability. Without usable arrival times
-      the rate is ``nan``, arrivals are empty, `arrival_scv` and `dispersion` are 1. Of more than
-      `MOST_PAIRS` requests, that many pairs are taken, evenly spaced in order of arrival.
+      observed pairs of lengths, rates, arrivals and their variability; those of a coarse clock
+      after `Trace.spread_arrivals`. Without usable arrival times rates are ``nan``, arrivals are
+      empty, `arrival_scv` and `dispersion` are 1. Of more than `MOST_PAIRS` requests, that many
+      pairs are taken, evenly spaced in order of arrival.
     """
     pick = slice(None)
     if len(trace) > MOST_PAIRS:
         pick = np.arange(MOST_PAIRS) * len(trace) // MOST_PAIRS
-    scv, dispersion = trace.arrival_scv, trace.burstiness(60.0)
+    arrivals = trace.spread_arrivals()
+    scv, dispersion = _scv(arrivals), trace.burstiness(60.0)
     return Workload(
         name=trace.name if name is None else name,
         lengths=JointLengths(n_in=trace.n_in[pick], n_out=trace.n_out[pick]),
         arrival_scv=1.0 if np.isnan(scv) else scv,
         dispersion=1.0 if np.isnan(dispersion) else dispersion,
         rate=trace.rate,
-        arrivals=np.empty(0) if trace.arrival is None or trace.duration == 0 else trace.arrival,
+        peak_10s=_busiest(trace, arrivals, 10.0),
+        peak_60s=_busiest(trace, arrivals, 60.0),
+        arrivals=arrivals,
     )
+
+
+def _busiest(trace: Trace, arrivals: np.ndarray, length: float) -> Peak | None:
+    """The busiest window of about a length, and how irregular the arrivals inside it are."""
+    rate = trace.peak_rate(length)
+    if np.isnan(rate):
+        return None
+    window = trace.window(length)
+    ends = np.searchsorted(arrivals, arrivals + window)
+    start = int(np.argmax(ends - np.arange(len(arrivals))))
+    scv = _scv(arrivals[start : ends[start]])
+    return Peak(window=window, rate=rate, arrival_scv=1.0 if np.isnan(scv) else scv)
 
 
 def tidy_trace(
@@ -178,13 +280,17 @@ def _arrival_notes(arrival: np.ndarray) -> list[str]:
         return ["All requests arrive at one time, so that the trace brings no rate."]
     gaps = np.diff(arrival)
     notes = []
-    ties = np.count_nonzero(gaps == 0) / len(gaps)
-    if ties > _MANY_TIES:
-        step = gaps[gaps > 0].min()
+    ties, tick = np.count_nonzero(gaps == 0) / len(gaps), _tick(arrival)
+    if tick:
         notes.append(
-            f"{ties:.0%} of the requests arrive at the very time of the one before (smallest other "
-            f"distance {step:.3g} s): the clock is coarse, and the variability of arrivals is in "
-            "part that of its batches."
+            f"{ties:.0%} of the requests arrive at the very time of the one before: the clock is "
+            f"coarse, with a tick of {tick:.3g} s. Arrivals are spread over the tick at random, "
+            "and windows are whole ticks."
+        )
+    elif ties > _MANY_TIES:
+        notes.append(
+            f"{ties:.0%} of the requests arrive at the very time of the one before, and the other "
+            "times are those of no coarse clock: taken as batches."
         )
     if len(gaps) < 2:
         notes.append("Too few requests for a variability of arrivals; taken as Poisson.")

@@ -5,6 +5,7 @@ import math
 
 from fluidserve.problem import Problem
 from fluidserve.report.numbers import large, percent, three_digits, times_more
+from fluidserve.report.traffic import burst_sentences, prefix_sentences
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.deployment import Pool
@@ -28,6 +29,7 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
         failure_sentence(best),
         limit_sentence(best),
         confidence_sentence(best),
+        *burst_sentences(problem, best),
         *prefix_sentences(problem),
         profile_sentence(problem),
         saturation_sentence(problem, best.deployment.prefill),
@@ -123,24 +125,6 @@ def model_sentence(model: ModelSpec) -> str:
     return text + "."
 
 
-def prefix_sentences(problem: Problem) -> list[str]:
-    """What a prefix cache is taken to do, and traffic that would do it; none without a cache."""
-    hit = problem.prefix_hit
-    if hit is None:
-        return []
-    n_in, n_out = (round(n) for n in problem.mean_lengths)
-    shared = min(round(hit * n_in), n_in - 1)
-    return [
-        f"Prefix cache: {hit:.1%} of every prompt is taken as found in it, so that prefill reads "
-        "the KV of that share and computes the rest; memory and hand-over are those of whole "
-        "prompts.",
-        f"To measure this hit rate, let all prompts of a benchmark begin alike: {shared:,} tokens "
-        f"in common and {n_in - shared:,} of their own (vllm bench serve --dataset-name random "
-        f"--random-prefix-len {shared} --random-input-len {n_in - shared} --random-output-len "
-        f"{n_out}). A benchmark without them measures no cache.",
-    ]
-
-
 def saturation_sentence(problem: Problem, pool: Pool) -> str:
     """How long a prompt saturates a prefill instance, and that prompts are not batched."""
     length = saturation_length(problem.instance(pool.tp, pool.pp))
@@ -165,7 +149,27 @@ def crosscheck_sentences(result: PlanResult) -> list[str]:
         sentences.append("± is half a 95% interval over independent runs.")
     if any(r.confidence != "green" and abs(difference(r)) > 0.05 for r in checked):
         sentences.append("Where the two differ, trust the simulated numbers.")
+        most = max(checked, key=lambda r: r.simulated.goodput if r.simulated else 0.0)
+        if result.rate is None and most.simulated and most is not checked[0]:
+            sentences.append(
+                f"Of those simulated {most.deployment.label} serves most: "
+                f"{three_digits(most.simulated.goodput)} requests/s."
+            )
+    short = [r.deployment.label for r in checked if _falls_short(r, result.rate)]
+    if short:
+        sentences.append(
+            f"NOT SERVED in the simulation: {three_digits(result.rate or 0.0)} requests/s on "
+            f"{', '.join(short)}; ask for a larger rate until it is."
+        )
     return sentences
+
+
+def _falls_short(row: DeploymentResult, rate: float | None) -> bool:
+    """Whether the simulation serves less than the rate asked for, beyond its interval."""
+    if rate is None or row.simulated is None:
+        return False
+    high = row.simulated.goodput_interval[1]
+    return (high if math.isfinite(high) else row.simulated.goodput) < rate
 
 
 def overload_sentence(row: DeploymentResult) -> str:

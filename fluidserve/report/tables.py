@@ -87,6 +87,21 @@ def crosscheck_table(rows: Sequence[DeploymentResult]) -> Table:
     return table
 
 
+def replay_table(rows: Sequence[DeploymentResult]) -> Table:
+    """What became of a recording at its own speed, for the rows that replayed one."""
+    replayed = [(r, r.replayed) for r in rows if r.replayed is not None]
+    times = [(s.ttft.p50, s.ttft.p90, s.ttft.p99) for _, s in replayed]
+    ttft_unit, ttft = in_one_unit([x for row in times for x in row])
+    tpot_unit, tpot = in_one_unit([s.tpot.p90 for _, s in replayed])
+    table = plain_table(
+        "replay", "SLO\nmet", f"TTFT {ttft_unit}\nP50/P90/P99", f"TPOT {tpot_unit}\nP90"
+    )
+    for i, (r, s) in enumerate(replayed):
+        quantiles = "/".join(ttft[3 * i : 3 * i + 3])
+        table.add_row(r.deployment.label, f"{s.attainment:.1%}", quantiles, tpot[i])
+    return table
+
+
 def latency_table(analysis: DeploymentResult, summary: Summary) -> Table:
     """TTFT and TPOT of one deployment, simulated and by the formulas."""
     table = plain_table("", "mean", "P50", "P90", "P99")

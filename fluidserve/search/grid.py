@@ -129,7 +129,7 @@ def misfit(problem: Problem, instance: Instance, *, tp: int, pp: int) -> str:
         return f"tp={tp} exceeds the {problem.gpu.gpus_per_node} GPUs of a node"
     if instance.kv_capacity <= 0:
         return "the weights do not fit into the memory"
-    if instance.kv_capacity < tokens_held(instance.kv, problem.bins.longest):
+    if instance.kv_capacity < tokens_held(instance.kv, problem.longest):
         return "the KV of the longest request does not fit beside the weights"
     return ""
 

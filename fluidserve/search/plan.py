@@ -19,7 +19,7 @@ from fluidserve.search.score import (
     score_grid,
 )
 from fluidserve.specs.deployment import Disaggregated
-from fluidserve.status import Binding, confidence_level, doubt_sentences
+from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
 from fluidserve.units import format_time
 
 TIE = 0.01
@@ -162,6 +162,9 @@ def _result(
         return Latency(mean=float(mean[position]), p50=p50, p90=p90, p99=p99)
 
     doubts = int(scores.doubts[row])
+    loads = (metrics.prefill_load, metrics.link_load, metrics.decode_load)
+    if any(not load[position] < 1.0 for load in loads):
+        doubts |= Doubt.UNSTABLE
     return DeploymentResult(
         deployment=grid.deployment(row),
         kind="disaggregated",

@@ -8,12 +8,14 @@ import numpy as np
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.errors import InputError
 from fluidserve.specs.workload import IndependentLengths, JointLengths, stratified
 
 PROMPT_BINS = 16
 OUTPUT_BINS = 12
 _TAIL_REFINEMENT = 1.7
 _GRID = 16384
+_GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
 
 
 @pytree
@@ -107,6 +109,53 @@ def length_bins(
         joint=joint,
         longest=longest,
     )
+
+
+def accepted(
+    lengths: IndependentLengths | JointLengths, most: int
+) -> tuple[IndependentLengths | JointLengths, float]:
+    """The requests of at most `most` tokens, prompt and output together.
+
+    Args:
+      lengths: what is asked for.
+      most: longest request that is taken, tokens.
+
+    Returns:
+      the lengths of those, and the share of the others. Nothing changes where nothing is longer;
+      independent lengths become pairs otherwise, as a long prompt then excludes long outputs.
+
+    Raises:
+      InputError: every request is longer.
+    """
+    n_in, n_out = _pairs(lengths)
+    fits = n_in + n_out <= most
+    if fits.all():
+        return lengths, 0.0
+    if not fits.any():
+        raise InputError(f"--max-model-len {most}: every request is longer, prompt and output")
+    return JointLengths(n_in=n_in[fits], n_out=n_out[fits]), 1.0 - float(np.mean(fits))
+
+
+def share_longer(lengths: IndependentLengths | JointLengths, most: float) -> float:
+    """Share of the requests with more than `most` tokens, prompt and output together."""
+    n_in, n_out = _pairs(lengths)
+    return float(np.mean(n_in + n_out > most))
+
+
+def _pairs(lengths: IndependentLengths | JointLengths) -> tuple[np.ndarray, np.ndarray]:
+    """Equally likely (prompt, output) pairs.
+
+    Of independent lengths, an even covering of the unit square by ``_GRID`` points: every quantile
+    of the prompt once, with outputs that step through theirs by the golden ratio (a rank-1 lattice;
+    Niederreiter 1992, section 5), so that both marginals stay exact.
+    """
+    if isinstance(lengths, JointLengths):
+        return np.asarray(lengths.n_in), np.asarray(lengths.n_out)
+    order = np.argsort(np.arange(_GRID) * _GOLDEN % 1.0, kind="stable")
+    rank = np.empty(_GRID, int)
+    rank[order] = np.arange(_GRID)
+    u = stratified(_GRID)
+    return lengths.n_in.quantile(u), lengths.n_out.quantile(u[rank])
 
 
 def _rank_bins(values: np.ndarray, bins: int) -> np.ndarray:

@@ -112,6 +112,21 @@ class JointLengths:
 
 
 @pytree
+class Peak:
+    """The busiest window of some traffic.
+
+    Attributes:
+      window: its length, s.
+      rate: arrival rate in it, 1/s.
+      arrival_scv: squared coefficient of variation of the times between the arrivals in it.
+    """
+
+    window: Leaf
+    rate: Leaf
+    arrival_scv: Leaf
+
+
+@pytree
 class Workload:
     """A stream of requests.
 
@@ -121,9 +136,16 @@ class Workload:
       arrival_scv: squared coefficient of variation of the times between arrivals; 1 is Poisson.
       dispersion: variance over mean of the arrivals per minute; 1 is Poisson. Above `arrival_scv`
         when busy spells last longer than a few arrivals, as the rate of a day does.
-      rate: mean arrival rate of a trace, 1/s; ``nan`` when the workload brings none.
+      rate: arrival rate of a trace, 1/s; ``nan`` when the workload brings none.
+      peak_10s: its busiest 10 s; None when not known.
+      peak_60s: its busiest 60 s; None when not known.
       arrivals: arrival times of a trace, s from its start; empty when it brings none.
       prefix_hit: share of the tokens of every prompt that the prefix cache holds, in [0, 1).
+      prefix_bound: share of all prompt tokens that an unlimited cache would find; ``nan`` when not
+        known.
+      refused: share of the requests that was left out as too long; everything else describes the
+        rest.
+      whole: the traffic that this is the busiest window of; None when it is no window.
     """
 
     name: str = static()
@@ -131,8 +153,63 @@ class Workload:
     arrival_scv: Leaf = 1.0
     dispersion: Leaf = 1.0
     rate: Leaf = np.nan
+    peak_10s: Peak | None = None
+    peak_60s: Peak | None = None
     arrivals: Leaf = dataclasses.field(default_factory=lambda: np.empty(0))
     prefix_hit: Leaf = 0.0
+    prefix_bound: Leaf = np.nan
+    refused: Leaf = 0.0
+    whole: "Workload | None" = None
+
+
+def busiest(workload: Workload, peak: Peak) -> Workload:
+    """Steady traffic as in the busiest window of a workload, to be planned for in its place.
+
+    Its rate and the variability of its gaps are those of the window, and it lasts: no busy spells
+    are left, and there is no recording to replay.
+    """
+    return dataclasses.replace(
+        workload,
+        arrival_scv=peak.arrival_scv,
+        dispersion=1.0,
+        rate=peak.rate,
+        arrivals=np.empty(0),
+        whole=workload,
+    )
+
+
+def thinned(
+    workload: Workload, lengths: IndependentLengths | JointLengths, refused: float
+) -> Workload:
+    """What a workload without a recording becomes when a share of the requests is left out.
+
+    Leaving out requests at random takes rates and variabilities towards those of Poisson traffic:
+    ``c**2`` of renewal arrivals and the dispersion D of their counts become ``1 + p (c**2 - 1)``
+    and ``1 + p (D - 1)`` when the share p stays (the variance of a binomial part of a count).
+
+    Args:
+      workload: what arrives.
+      lengths: those of the requests that stay.
+      refused: share of the requests left out.
+    """
+    stays = 1.0 - refused
+
+    def scaled(peak: Peak | None) -> Peak | None:
+        if peak is None:
+            return None
+        scv = 1.0 + stays * (float(peak.arrival_scv) - 1.0)
+        return Peak(window=peak.window, rate=stays * float(peak.rate), arrival_scv=scv)
+
+    return dataclasses.replace(
+        workload,
+        lengths=lengths,
+        arrival_scv=1.0 + stays * (float(workload.arrival_scv) - 1.0),
+        dispersion=1.0 + stays * (float(workload.dispersion) - 1.0),
+        rate=stays * float(workload.rate),
+        peak_10s=scaled(workload.peak_10s),
+        peak_60s=scaled(workload.peak_60s),
+        refused=refused,
+    )
 
 
 def stratified(n: int, rng: np.random.Generator | None = None) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fluidserve.eventsim import Summary, goodput, simulate, summarise
 from fluidserve.problem import Problem
-from fluidserve.results import DeploymentResult, Latency, Simulated
+from fluidserve.results import DeploymentResult, Latency, Replayed, Simulated
 from fluidserve.specs.workload import JointLengths, Workload
 from fluidserve.timing.instance import System
 
@@ -23,6 +23,8 @@ AMBER = 0.05
 RED = 0.15
 """The same for red."""
 _EVENTS = 30_000
+_MOST_EVENTS = 1_000_000
+_BUSY_WINDOW = 60.0
 _LIMITS_PER_RUN = 50.0
 _STAYS_PER_RUN = 10.0
 _FULLEST = 0.9
@@ -54,7 +56,7 @@ def crosscheck(
     requests = requests_for(problem, result) if requests is None else requests
     recorded = bool(len(np.asarray(workload.arrivals)))
     if recorded:
-        workload = stretch(workload, MOST_REQUESTS)
+        workload = stretch(workload, affordable(problem, result))
         requests, seeds = len(workload.arrivals), seeds[:1]
     summaries = [_summary(problem, system, workload, result.rate, requests, seed) for seed in seeds]
     found = goodput(
@@ -94,6 +96,45 @@ def requests_for(problem: Problem, result: DeploymentResult) -> int:
     settling = stay / (1.0 - min(result.decode_load, _FULLEST))
     wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * settling)
     return round(min(max(wanted, FEWEST_REQUESTS), MOST_REQUESTS))
+
+
+def affordable(problem: Problem, result: DeploymentResult) -> int:
+    """Requests of a recording that one run can replay in seconds.
+
+    All up to `MOST_REQUESTS`, unless they decode nearly alone and each takes its own iterations.
+    """
+    events = 3.0 + problem.mean_lengths[1] / max(result.batch, 1.0)
+    return round(min(max(_MOST_EVENTS / events, FEWEST_REQUESTS), MOST_REQUESTS))
+
+
+def replay(problem: Problem, result: DeploymentResult) -> Replayed | None:
+    """Serves the recording whose busiest window was planned for, at its own speed.
+
+    Of a recording of more than `MOST_REQUESTS`, that many around its busiest 60 s. All of them
+    count, as the busiest may be the first.
+
+    Returns:
+      None where no window was planned for, or the traffic has no recorded arrivals.
+    """
+    whole = problem.workload.whole
+    if whole is None or not len(np.asarray(whole.arrivals)):
+        return None
+    arrivals = np.asarray(whole.arrivals)
+    ends = np.searchsorted(arrivals, arrivals + _BUSY_WINDOW)
+    middle = int(np.argmax(ends - np.arange(len(arrivals))))
+    part = stretch(whole, MOST_REQUESTS, start=middle - MOST_REQUESTS // 2)
+    times = np.asarray(part.arrivals)
+    rate = (len(times) - 1) / float(times[-1] - times[0])
+    system = problem.system(result.deployment)
+    records = simulate(system, part, rate, requests=len(times), seed=0)
+    found = summarise(records, problem.slo, warmup=0.0, tail=0.0)
+    return Replayed(
+        rate=rate,
+        attainment=found.attainment.value,
+        ttft=_average([found.ttft]),
+        tpot=_average([found.tpot]),
+        requests=len(times),
+    )
 
 
 def difference(result: DeploymentResult) -> float:
@@ -155,10 +196,18 @@ def _average(parts: list) -> Latency:
     return Latency(**{f: float(np.mean([getattr(p, f) for p in parts])) for f in fields})
 
 
-def stretch(workload: Workload, most: int) -> Workload:
-    """The first requests of a recording; rates then mean those of this stretch."""
+def stretch(workload: Workload, most: int, *, start: int = 0) -> Workload:
+    """Consecutive requests of a recording; rates then mean those of this stretch.
+
+    Args:
+      workload: the recording.
+      most: requests to take; all where there are fewer.
+      start: the first of them, moved so that `most` are left behind it.
+    """
     lengths, arrivals = workload.lengths, np.asarray(workload.arrivals)
+    start = max(min(start, len(arrivals) - most), 0)
+    part = slice(start, start + most)
     if isinstance(lengths, JointLengths) and len(np.asarray(lengths.n_in)) == len(arrivals):
-        pairs = np.asarray(lengths.n_in)[:most], np.asarray(lengths.n_out)[:most]
+        pairs = np.asarray(lengths.n_in)[part], np.asarray(lengths.n_out)[part]
         lengths = JointLengths(n_in=pairs[0], n_out=pairs[1])
-    return dataclasses.replace(workload, lengths=lengths, arrivals=arrivals[:most])
+    return dataclasses.replace(workload, lengths=lengths, arrivals=arrivals[part])

@@ -53,6 +53,12 @@ FLAGS = [
     ({"arrival_cv": "30"}, "--arrival-cv: '30' must be at most 10"),
     ({"prefix_hit": "1"}, "--prefix-hit: '1' must be below 1"),
     ({"prefix_hit": "-0.1"}, "--prefix-hit: '-0.1' must be at least 0"),
+    ({"rate": "1", "rate_of": "mean"}, "--rate and --rate-of are given together"),
+    ({"rate_of": "median"}, "--rate-of: 'median' must be mean, peak-60s or peak-10s"),
+    ({"rate_of": "mean"}, "--rate-of mean: chatbot brings no arrival rate"),
+    ({"rate_of": "mean", "app": None, "isl": "9", "osl": "9"}, "--rate-of needs traffic that has"),
+    ({"max_model_len": "1"}, "--max-model-len: '1' must be at least 2"),
+    ({"max_model_len": "2"}, "--max-model-len 2: every request is longer"),
     ({"csv": "no/such/folder/x.csv"}, "there is no directory"),
     ({"csv": "."}, "is not a regular file"),
 ]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidserve.errors import InputError
+from fluidserve.io.prefix import prefix_reuse
 from fluidserve.io.trace import Trace, trace_workload
 from fluidserve.io.traces import read_trace
 from fluidserve.specs.workload import JointLengths, draw_lengths
@@ -251,7 +252,16 @@ def test_coarse_clock_is_noticed(write):
     rows = "".join(f"{3 * (i // 5)},10,10\n" for i in range(50))
     trace = read_trace(write("t_s,isl,osl\n" + rows))
     assert trace.notes[1].startswith("82% of the requests arrive at the very time")
-    assert "3 s" in trace.notes[1]
+    assert "the clock is coarse, with a tick of 3 s" in trace.notes[1]
+    assert trace.tick == 3
+
+
+def test_batches_without_a_clock_are_kept(write):
+    times = [0, 0, 0, 1.37, 1.37, 9.2, 9.2, 9.2, 10.9]
+    trace = read_trace(write("t_s,isl,osl\n" + "".join(f"{t},10,10\n" for t in times)))
+    assert trace.tick == 0
+    assert "taken as batches" in trace.notes[1]
+    np.testing.assert_array_equal(trace_workload(trace).arrivals, times)
 
 
 @pytest.mark.parametrize("rows", ["4,5,6\n", "4,5,6\n4,7,8\n4,9,9\n"])
@@ -497,6 +507,57 @@ def test_burstiness_edges():
         spread.burstiness(0)
 
 
+def test_peak_of_a_burst_is_exact():
+    # 20 arrivals from 100 to 109.5 s on top of one a second
+    burst = np.sort(np.concatenate([np.arange(0.0, 300.0), 100.25 + 0.5 * np.arange(20)]))
+    trace = _trace(burst)
+    assert trace.peak_rate(10) == pytest.approx(3.0)
+    assert trace.peak_rate(60) == pytest.approx((60 + 20) / 60)
+    assert trace.peak_rate(1) >= trace.peak_rate(10) >= trace.peak_rate(60) >= trace.rate
+    assert np.isnan(trace.peak_rate(400))
+    assert _trace(np.arange(0.0, 100.0)).peak_rate(10) == 1.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), length=st.floats(0.5, 20.0))
+def test_no_window_has_more_than_the_peak(seed, length):
+    rng = np.random.default_rng(seed)
+    trace = _trace(np.cumsum(rng.gamma(0.3, 3.0, 200)))
+    assert trace.arrival is not None
+    if trace.duration < length:
+        return
+    starts = rng.uniform(-length, trace.duration, 500)
+    inside = [np.sum((trace.arrival >= t) & (trace.arrival < t + length)) for t in starts]
+    assert trace.peak_rate(length) * length >= max(inside) - 1e-6
+
+
+def test_windows_of_a_coarse_clock_are_whole_ticks():
+    """Poisson traffic whose clock ticks every 3 s and jitters by 2 ms, as Mooncake's does."""
+    rng = np.random.default_rng(4)
+    exact = np.cumsum(rng.exponential(0.25, 8000))
+    ticks = 3.0 * np.floor(exact / 3.0)
+    _, which = np.unique(ticks, return_inverse=True)
+    coarse = _trace(np.sort(ticks + 2e-3 * rng.random(which.max() + 1)[which]))
+    assert coarse.tick == pytest.approx(3.0, rel=1e-5)
+    assert coarse.window(10) == pytest.approx(9.0, rel=1e-5)
+    assert coarse.window(1) == coarse.tick
+    assert coarse.arrival_scv > 8
+    workload = trace_workload(coarse)
+    # Poisson again: the spread over a tick is that of Poisson arrivals given their number
+    assert workload.arrival_scv == pytest.approx(1.0, abs=0.1)
+    assert coarse.peak_rate(60) == pytest.approx(_trace(exact).peak_rate(60), rel=0.05)
+    assert workload.peak_60s.rate == coarse.peak_rate(60)
+    np.testing.assert_array_equal(workload.arrivals, trace_workload(coarse).arrivals)
+
+
+def test_a_selection_is_a_trace_from_its_first_request(write):
+    rows = "".join(f"{i},{10 * i + 5},{i + 1}\n" for i in range(6))
+    part = read_trace(write("t_s,isl,osl\n" + rows))
+    part = part.select(part.n_in > 20)
+    np.testing.assert_array_equal(part.arrival, [0, 1, 2, 3])
+    np.testing.assert_array_equal(part.n_out, [3, 4, 5, 6])
+
+
 def test_workload_of_a_trace(write):
     trace = read_trace(write("t_s,isl,osl\n0,5,6\n1,7,8\n3,9,4\n"))
     workload = trace_workload(trace)
@@ -540,6 +601,7 @@ def test_azure_conversation():
     assert trace.rate == pytest.approx(5.530, abs=1e-3)
     assert np.sqrt(trace.arrival_scv) == pytest.approx(1.094, abs=1e-3)
     assert len(trace.notes) == 1
+    assert (trace.peak_rate(60), trace.peak_rate(10)) == (8.7, 11.2)
 
 
 def test_azure_code():
@@ -550,6 +612,11 @@ def test_azure_code():
     assert (np.median(trace.n_in), np.median(trace.n_out)) == (1469, 13)
     assert trace.rate == pytest.approx(2.566, abs=1e-3)
     assert np.sqrt(trace.arrival_scv) == pytest.approx(13.15, abs=0.01)
+    assert (trace.peak_rate(60), trace.peak_rate(10)) == (12.05, 41.5)
+    # within the busiest 10 s gaps are a little more irregular than Poisson's, in a minute far more
+    workload = trace_workload(trace)
+    assert workload.peak_10s.arrival_scv == pytest.approx(2.78, abs=0.01)
+    assert workload.peak_60s.arrival_scv > 50
 
 
 def test_mooncake_conversation():
@@ -562,6 +629,12 @@ def test_mooncake_conversation():
     assert trace.hash_ids is not None
     blocks = np.array([len(ids) for ids in trace.hash_ids])
     np.testing.assert_array_equal(blocks, -(-trace.n_in // 512))
+    reuse = prefix_reuse(trace)
+    assert reuse is not None
+    assert reuse.blocks == pytest.approx(0.366, abs=5e-4)
+    assert reuse.tokens == pytest.approx(0.374, abs=5e-4)
+    assert trace.window(10) == pytest.approx(9, rel=1e-5)
+    assert trace.peak_rate(60) == pytest.approx(255 / 60, rel=1e-5)
 
 
 def test_public_lengths_only():

@@ -7,20 +7,22 @@ import numpy as np
 import pytest
 
 from fluidserve.errors import InputError
-from fluidserve.eventsim import goodput, simulate, summarise
+from fluidserve.eventsim import goodput, run, simulate, summarise
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.problem import Problem, engine_for
 from fluidserve.results import DeploymentResult, Latency, Phases, Simulated
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
 from fluidserve.specs.slo import Slo
-from fluidserve.specs.workload import JointLengths, Workload
+from fluidserve.specs.workload import JointLengths, Peak, Workload, busiest
 from fluidserve.timing.profile import load_profile
 from fluidserve.verify.crosscheck import (
     FEWEST_REQUESTS,
     MOST_REQUESTS,
+    affordable,
     crosscheck,
     difference,
+    replay,
     requests_for,
     stretch,
     with_check,
@@ -114,6 +116,34 @@ def test_a_stretch_is_the_start_of_the_recording():
     sampled = dataclasses.replace(recorded(800), arrivals=np.arange(900.0))
     assert len(stretch(sampled, 100).lengths.n_in) == 800
     assert len(stretch(PROBLEM.workload, 100).arrivals) == 0
+
+
+def test_a_stretch_may_begin_later():
+    late = stretch(recorded(800), 100, start=350)
+    np.testing.assert_array_equal(late.arrivals, recorded(800).arrivals[350:450])
+    assert len(late.lengths.n_in) == 100
+    for start in (790, -5):  # moved so that it has its length
+        assert len(stretch(recorded(800), 100, start=start).arrivals) == 100
+
+
+def test_a_recording_is_replayed_at_its_own_speed():
+    window = busiest(recorded(800), Peak(window=10.0, rate=18.0, arrival_scv=1.0))
+    problem = dataclasses.replace(PROBLEM, workload=window)
+    found = replay(problem, ROW)
+    assert found is not None
+    assert found.requests == 800
+    assert found.rate == pytest.approx(799 / recorded(800).arrivals[-1])
+    system = PROBLEM.system(ROW.deployment)
+    alone = run(system, recorded(800).arrivals, np.full(800, 512), np.full(800, 16))
+    assert found.ttft.p90 == pytest.approx(np.quantile(alone.ttft, 0.9), rel=1e-2)
+    assert replay(PROBLEM, ROW) is None
+
+
+def test_dear_recordings_are_cut_short():
+    long_outputs = dataclasses.replace(PROBLEM, workload=synthetic_workload(512, 2000))
+    alone = dataclasses.replace(ROW, batch=0.2)
+    assert affordable(long_outputs, alone) == FEWEST_REQUESTS
+    assert affordable(PROBLEM, ROW) == MOST_REQUESTS
 
 
 def test_cheap_requests_make_longer_runs():
