@@ -1,5 +1,6 @@
 """``fluidserve plan`` with several GPUs: the plan of each, side by side."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
     """
     by_name = {problem.gpu.name: problem for problem in problems}
     asked = resolved(inputs, problems[0]) | {"gpu": ",".join(by_name), "link": inputs.link}
+    began = time.perf_counter()
     try:
         found = compare(problems, budget=inputs.budget, rate=rate, top=inputs.top)
     except NoFeasibleDeployment as error:
@@ -44,11 +46,12 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
                     "inputs": asked,
                     "traffic": traffic_json(problems[0]),
                     "by_gpu": [],
-                    **nothing_json(error, 0.0),
+                    **nothing_json(error, time.perf_counter() - began),
                 }
             )
         raise
-    note(f"scored {found.candidates:,} candidates in {found.seconds:.1f} s")
+    seconds = time.perf_counter() - began
+    note(f"scored {found.candidates:,} candidates in {seconds:.1f} s")
     found = _verified(inputs, by_name, found)
     rows = found.deployments(inputs.top)
     winner = by_name[next(iter(found.plans))]
@@ -60,7 +63,7 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
                 "profile": profile_json(winner),
                 "traffic": traffic_json(winner),
                 "candidates": found.candidates,
-                "seconds": found.seconds,
+                "seconds": seconds,
                 "by_gpu": [_one_json(problem, found) for problem in _in_order(by_name, found)],
                 "deployments": [row.to_json() for row in rows],
             }
@@ -101,10 +104,10 @@ def _one_json(problem: Problem, found: Comparison) -> dict[str, Any]:
     common = {"gpu": name, "link": problem.engine.link_bandwidth, "profile": profile_json(problem)}
     if name in found.failures:
         error = found.failures[name]
-        return common | nothing_json(error, 0.0) | {"error": str(error)}
+        return common | nothing_json(error, found.seconds[name]) | {"error": str(error)}
     result = found.plans[name]
     return common | {
         "candidates": result.candidates,
-        "seconds": result.seconds,
+        "seconds": found.seconds[name],
         "deployments": [row.to_json() for row in result.deployments],
     }

@@ -1,13 +1,14 @@
 """Models and accelerators as plain dictionaries, for tables and JSON."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from fluidserve.io.catalog import GPU_UNITS, find_gpu, gpu_sources
 from fluidserve.specs.model import ModelSpec
-from fluidserve.timing.profile import load_profile
+from fluidserve.timing.profile import Profile, load_profile
 
 _MODEL_FIELDS = (
     "name",
@@ -75,8 +76,13 @@ def describe_gpu(name: str, extra_files: Iterable[str | os.PathLike[str]] = ()) 
             key: {"value": _whole(values[key]), "unit": GPU_UNITS.get(key, "1"), "source": source}
             for key, source in sources.items()
         },
-        "measured": load_profile("default").measured(spec.name),
+        "measured": _default_profile().measured(spec.name),
     }
+
+
+@functools.cache
+def _default_profile() -> Profile:
+    return load_profile("default")
 
 
 def _whole(value: Any) -> Any:

@@ -122,6 +122,7 @@ def test_several_are_planned_alike_and_ordered_by_goodput(ask):
     assert none["deployments"] == []
     assert sum(none["reasons"].values()) >= 1
     assert none["error"]
+    assert all(entry["seconds"] > 0 for entry in result["by_gpu"])
     assert result["candidates"] == sum(entry["candidates"] for entry in result["by_gpu"])
 
     rows = result["deployments"]
