@@ -70,13 +70,23 @@ def engine_for(
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Everything that a deployment is judged by."""
+    """Everything that a deployment is judged by.
+
+    Attributes:
+      model: what is served.
+      gpu: on what.
+      workload: to whom.
+      slo: with which promise.
+      engine: by which engine.
+      horizon: the first so many requests into an empty system are judged; None: steady state.
+    """
 
     model: ModelSpec
     gpu: GpuSpec
     workload: Workload
     slo: Slo
     engine: Engine
+    horizon: int | None = None
 
     @functools.cached_property
     def bins(self) -> LengthBins:

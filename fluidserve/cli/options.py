@@ -76,6 +76,10 @@ PROMISE = _options(
         "ttft": ("TIME", "Limit on the time to first token, such as 300ms."),
         "tpot": ("TIME", "Limit on the time per output token, such as 50ms."),
         "attainment": ("X", "Share of requests that must meet both (default 0.9)."),
+        "horizon": (
+            "N",
+            "Judge the first N requests into an empty system (default: steady).",
+        ),
     },
 )
 ENGINE = _options(

@@ -167,6 +167,7 @@ def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:
             "inputs": resolved(inputs, problem),
             "profile": profile_json(problem),
             "traffic": traffic_json(problem),
+            "horizon": problem.horizon,
             "candidates": result.candidates,
             "seconds": result.seconds,
             "deployments": [row.to_json() for row in result.deployments],

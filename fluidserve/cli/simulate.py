@@ -7,7 +7,17 @@ from fluidserve import runtime
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json
 from fluidserve.errors import InputError, NoFeasibleDeployment
-from fluidserve.eventsim import Summary, Utilisation, simulate, summarise
+from fluidserve.eventsim import (
+    Summary,
+    Utilisation,
+    mean_phases,
+    mean_utilisation,
+    runs_for,
+    simulate,
+    simulate_first,
+    summarise,
+    summarise_first,
+)
 from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
@@ -67,14 +77,7 @@ def run(flags: dict[str, Any]) -> None:
         check_deployment(problem, deployment, inputs)
         row = analyse(problem, deployment, asked_rate(inputs, problem.workload))
     progress(f"simulating {deployment.label} with {inputs.requests:,} requests ...")
-    records = simulate(
-        problem.system(deployment),
-        stretch(problem.workload, inputs.requests),
-        row.rate,
-        requests=inputs.requests,
-        seed=inputs.seed,
-    )
-    summary, phases = summarise(records, problem.slo), Phases(**records.window().phases())
+    summary, phases, use = _served(problem, deployment, row.rate, inputs)
     if inputs.verify:
         progress(f"searching the simulated goodput of {deployment.label} ...")
         row = with_check(row, crosscheck(problem, row))
@@ -87,9 +90,31 @@ def run(flags: dict[str, Any]) -> None:
         plot_deployment(inputs.plot, problem, row)
         note(f"drew {inputs.plot}")
     if inputs.as_json:
-        print_json(_as_json(inputs, problem, row, summary, phases, records.utilisation))
+        print_json(_as_json(inputs, problem, row, summary, phases, use))
     else:
-        _print_answer(inputs, problem, row, summary, phases, records.utilisation)
+        _print_answer(inputs, problem, row, summary, phases, use)
+
+
+def _served(
+    problem: Problem, deployment: Disaggregated, rate: float, inputs: Inputs
+) -> tuple[Summary, Phases, Utilisation]:
+    """One run in steady state, or the runs of the first requests that `inputs.requests` make up."""
+    system, requests, seed = problem.system(deployment), inputs.requests, inputs.seed
+    if problem.horizon is None:
+        workload = stretch(problem.workload, requests)
+        records = simulate(system, workload, rate, requests=requests, seed=seed)
+        kept = Phases(**records.window().phases())
+        return summarise(records, problem.slo), kept, records.utilisation
+    workload = stretch(problem.workload, problem.horizon)
+    runs = simulate_first(
+        system,
+        workload,
+        rate,
+        horizon=problem.horizon,
+        runs=runs_for(problem.horizon, requests),
+        seed=seed,
+    )
+    return summarise_first(runs, problem.slo), Phases(**mean_phases(runs)), mean_utilisation(runs)
 
 
 def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs) -> None:
@@ -129,12 +154,12 @@ def _print_answer(
         question_sentence(problem),
         *traffic_sentences(problem, rate_given=rate_given),
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
-        f"({asked}); {inputs.requests:,} requests, seed {inputs.seed}",
+        f"({asked}); {_requests_phrase(problem, inputs, summary)}, seed {inputs.seed}",
         latency_table(row, summary),
         phases_table(row, phases),
         load_table(row, summary, use),
     ]
-    overload = overload_sentence(row)
+    overload = overload_sentence(row, problem.horizon)
     parts += [overload] if overload else []
     if row.goodput > 0:
         parts.append(f"Goodput by the formulas: {three_digits(row.goodput)} requests/s.")
@@ -145,6 +170,14 @@ def _print_answer(
     if row.replayed is not None:
         parts += [replay_table([row]), *replay_sentences(problem, [row])]
     print_answer(parts)
+
+
+def _requests_phrase(problem: Problem, inputs: Inputs, summary: Summary) -> str:
+    """How many requests were simulated, and in how many runs."""
+    if problem.horizon is None:
+        return f"{inputs.requests:,} requests"
+    runs = summary.requests // problem.horizon
+    return f"{runs:,} runs of the first {problem.horizon:,} requests"
 
 
 def _as_json(
@@ -160,7 +193,8 @@ def _as_json(
         "profile": profile_json(problem),
         "traffic": traffic_json(problem),
         "rate": row.rate,
-        "requests": inputs.requests,
+        "horizon": problem.horizon,
+        "requests": inputs.requests if problem.horizon is None else summary.requests,
         "seed": inputs.seed,
         "stable": overload_sentence(row) == "",
         "simulation": {

@@ -52,6 +52,7 @@ class Plan:
       bins: the length distribution.
       arrival_scv: squared coefficient of variation between arrivals.
       dispersion: variance over mean of the arrivals per minute; only raises doubts.
+      horizon: the first so many requests into an empty system are judged; None: steady state.
     """
 
     system: System
@@ -60,6 +61,7 @@ class Plan:
     bins: LengthBins
     arrival_scv: Leaf
     dispersion: Leaf = 1.0
+    horizon: Leaf | None = None
 
 
 def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:
@@ -211,17 +213,17 @@ def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Fl
         plan.lengths,
         limit,
         handover=state.handover,
-        handover_var=_handover_var(plan, state),
+        handover_var=handover_var(plan, state.link),
         first_token=plan.system.first_token,
     )
 
 
-def _handover_var(plan: Plan, state: State) -> Float[Array, "*c"]:
+def handover_var(plan: Plan, link: LinkState) -> Float[Array, "*c"]:
     """Variance of the hand-over: of the transfer by prompt length, of the exponential wait."""
     prompt, prompt_square = prompt_moments(plan.bins, plan.system.kv)
     spread = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
-    waits, drain = state.link.exponential()
-    return state.link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
+    waits, drain = link.exponential()
+    return link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
 
 
 def evaluate(

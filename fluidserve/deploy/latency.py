@@ -66,7 +66,7 @@ def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
         ttft = jnp.tensordot(bins.in_share, ttft_within(plan, state, times[0]), axes=1)
         return jnp.stack([ttft, jnp.tensordot(several, tpot_met(plan, state, times[1]), axes=1)])
 
-    ttft, tpot = jnp.swapaxes(_quantiles(shares, jnp.stack([state.handover] * 2), steps), 0, 1)
+    ttft, tpot = jnp.swapaxes(quantiles(shares, jnp.stack([state.handover] * 2), steps), 0, 1)
     return Latencies(
         ttft_mean=ttft_mean(plan, state),
         ttft=ttft,
@@ -140,8 +140,14 @@ def _slot_wait(state: State) -> Float[Array, "*c"]:
     return state.decode.waits / jnp.maximum(state.decode.drain, 1e-9)
 
 
-def _quantiles(share, like: Float[Array, "*c"], steps: Leaf) -> Float[Array, "p *c"]:
-    """Times at which increasing shares reach `QUANTILES`, by bisection in the logarithm."""
+def quantiles(share, like: Float[Array, "*c"], steps: Leaf) -> Float[Array, "p *c"]:
+    """Times at which increasing shares reach `QUANTILES`, by bisection in the logarithm.
+
+    Args:
+      share: shares of requests within times; both have a metric on their first axis.
+      like: an array of the shape of those times.
+      steps: bisections.
+    """
 
     def solve(level):
         def halve(_, bracket):

@@ -8,6 +8,7 @@ from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.goodput import GoodputEstimate, goodput
 from fluidserve.eventsim.horizon import (
     goodput_first,
+    mean_phases,
     mean_utilisation,
     runs_for,
     simulate_first,
@@ -44,6 +45,7 @@ __all__ = [
     "gamma_arrivals",
     "goodput",
     "goodput_first",
+    "mean_phases",
     "mean_utilisation",
     "meets",
     "run",

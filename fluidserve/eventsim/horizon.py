@@ -89,6 +89,12 @@ def mean_utilisation(runs: Sequence[Records]) -> Utilisation:
     return Utilisation(**{n: float(np.mean([getattr(p, n) for p in parts])) for n in names})
 
 
+def mean_phases(runs: Sequence[Records]) -> dict[str, float]:
+    """Mean time in each phase over all requests of all runs, as `Records.phases` has it, s."""
+    parts = [r.phases() for r in runs]
+    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+
+
 def goodput_first(
     system: System,
     workload: Workload,

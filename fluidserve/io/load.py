@@ -161,6 +161,7 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
             dispatch=inputs.dispatch,
             max_model_len=inputs.max_model_len,
         ),
+        horizon=inputs.horizon,
     )
     return [problem, *(_on(other, problem, inputs) for other in gpus[1:])], notes
 
@@ -195,6 +196,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "ttft": inputs.ttft,
         "tpot": inputs.tpot,
         "attainment": inputs.attainment,
+        "horizon": inputs.horizon,
         "rate": asked_rate(inputs, workload),
         "rate_of": inputs.rate_of,
         "arrival_cv": math.sqrt(float(workload.arrival_scv)),

@@ -102,6 +102,7 @@ class Inputs(BaseModel):
       ttft: limit on the time to first token, s.
       tpot: limit on the time per output token, s.
       attainment: share of requests that must meet both.
+      horizon: judge the first so many requests into an empty system; steady state when left out.
       rate: arrival rate to serve, 1/s.
       rate_of: which rate of the traffic to serve instead.
       arrival_cv: coefficient of variation of the times between arrivals.
@@ -142,6 +143,7 @@ class Inputs(BaseModel):
     ttft: Seconds
     tpot: Seconds
     attainment: Number = Field(0.9, gt=0, lt=1)
+    horizon: Count | None = Field(None, ge=10, le=1_000_000)
     rate: Rate | None = None
     rate_of: Annotated[RateOf, BeforeValidator(_lower)] | None = None
     arrival_cv: Number | None = Field(None, ge=0, le=10)

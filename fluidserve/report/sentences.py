@@ -41,6 +41,8 @@ def question_sentence(problem: Problem) -> str:
     slo, engine = problem.slo, problem.engine
     cv = math.sqrt(float(problem.workload.arrival_scv))
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
+    if problem.horizon is not None:
+        arrivals += f", the first {problem.horizon:,} requests into an empty system"
     rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
     return (
         f"{problem.model.name} on {_marked(problem)}, {problem.workload.name}, {arrivals}, "
@@ -172,8 +174,11 @@ def _falls_short(row: DeploymentResult, rate: float | None) -> bool:
     return (high if math.isfinite(high) else row.simulated.goodput) < rate
 
 
-def overload_sentence(row: DeploymentResult) -> str:
-    """Which stage is asked for more than it can do; empty when none is."""
+def overload_sentence(row: DeploymentResult, horizon: int | None = None) -> str:
+    """Which stage is asked for more than it can do; empty when none is.
+
+    Over the first requests that is no instability, only a queue that grows as long as they come.
+    """
     loads = {
         "the prefill pool": row.prefill_load,
         "the KV link": row.link_load,
@@ -182,6 +187,12 @@ def overload_sentence(row: DeploymentResult) -> str:
     over = [f"{name} ({percent(load)})" for name, load in loads.items() if not load < 1.0]
     if not over:
         return ""
+    if horizon is not None:
+        return (
+            f"Above capacity at {three_digits(row.rate)} requests/s: {' and '.join(over)}. The "
+            f"numbers hold for the first {horizon:,} requests and grow with their number; in "
+            "steady state this rate is unstable."
+        )
     return (
         f"UNSTABLE at {three_digits(row.rate)} requests/s: {' and '.join(over)} is asked for more "
         "than it can do; times grow with the length of the run."
@@ -215,7 +226,12 @@ def _what(result: PlanResult, best: DeploymentResult) -> str:
 
 
 def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str:
-    target = f"{_share(problem)} of the requests meet both limits"
+    target = f"{_share(problem)} of the requests meet both limits in steady state"
+    if problem.horizon is not None:
+        target = (
+            f"{_share(problem)} of the first {problem.horizon:,} requests into an empty system "
+            "meet both limits (not steady state)"
+        )
     goodput = (
         f"{three_digits(best.goodput)} requests/s ({three_digits(best.goodput_per_gpu)} per GPU)"
     )

@@ -25,6 +25,7 @@ from fluidserve.deploy.disaggregated import (
     largest_rate,
     metrics_of,
 )
+from fluidserve.deploy.early import early_latencies, early_limits, early_metrics, early_state
 from fluidserve.deploy.latency import STEPS, Latencies, latencies
 from fluidserve.goodput import Then, root_rate
 from fluidserve.problem import Problem
@@ -61,6 +62,8 @@ class Question:
       prefix_hit: share of the prompt tokens found in the prefix cache; None without one, which is
         a program of its own.
       kv: what of its tokens a prompt hands over; None for all.
+      horizon: the first so many requests are judged; None for steady state, which is a program of
+        its own.
     """
 
     bins: LengthBins
@@ -76,6 +79,7 @@ class Question:
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None
     kv: KvShape | None = None
+    horizon: Leaf | None = None
 
 
 def question_of(problem: Problem) -> Question:
@@ -95,6 +99,7 @@ def question_of(problem: Problem) -> Question:
         dispatch=engine.dispatch,
         prefix_hit=problem.prefix_hit,
         kv=kv_shape(problem.model),
+        horizon=None if problem.horizon is None else float(problem.horizon),
     )
 
 
@@ -172,6 +177,7 @@ def candidates(
         bins=question.bins,
         arrival_scv=question.arrival_scv,
         dispersion=question.dispersion,
+        horizon=question.horizon,
     )
 
 
@@ -182,10 +188,13 @@ def score_plan(
 
     def at(rate, on_limits):
         limits = dataclasses.replace(slo, ttft=slo.ttft * on_limits, tpot=slo.tpot * on_limits)
+        if plan.horizon is not None:
+            early = early_state(plan, rate, max_replicas=max_replicas)
+            return early_metrics(plan, limits, rate, early), early
         state = at_rate(plan, rate, max_replicas=max_replicas)
         return metrics_of(plan, limits, rate, state), state
 
-    limits = largest_rate(plan)
+    limits = largest_rate(plan) if plan.horizon is None else early_limits(plan, slo)
     upper = functools.reduce(jnp.minimum, limits)
 
     def attained(result):
@@ -203,13 +212,14 @@ def score_plan(
             Then(lambda found: jnp.where(rate > 0.0, rate, found), 1.0, lambda result: result),
         ),
     )
+    described = latencies if plan.horizon is None else early_latencies
     return Scores(
         goodput=goodput,
         metrics=metrics,
         binding=binding_of(goodput, metrics, limits),
         doubts=doubts_of(plan, slo, metrics, slower, tighter),
         asked=asked,
-        latencies=latencies(plan, state, quantile_steps),
+        latencies=described(plan, state, quantile_steps),
     )
 
 

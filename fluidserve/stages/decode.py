@@ -337,7 +337,7 @@ def tpot_within(
       handover_var: its variance, s**2.
       first_token: where the first token leaves.
     """
-    g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step))))
+    g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step_full))))
     g_ok = jnp.maximum(g, 1.0)
     in_tpot = 1.0 if first_token == "prefill" else 0.0
     before = in_tpot * (handover + 0.5 * state.step)

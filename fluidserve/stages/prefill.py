@@ -8,6 +8,7 @@ are much shorter than L_m); stalls because the KV of finished prompts fills the 
 deployment accounts for those).
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -19,6 +20,7 @@ from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
 from fluidserve.queueing.separate import fit_jsq, fit_renewal
 from fluidserve.queueing.tandem import Ahead, ahead, at_levels
+from fluidserve.queueing.transient import EarlyWait, early_wait
 from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.stages.split import scv_at_one
@@ -131,7 +133,8 @@ class PrefillState:
 
     Attributes:
       load: busy share of the first stages, (*c); may exceed 1.
-      wait: fitted wait, in units of ``mean / replicas``, at a load held below 1.
+      wait: fitted wait, a `WaitFit` in units of ``mean / replicas`` at a load held below 1; an
+        `EarlyWait` where one of the first requests is looked at.
       unit: that unit, s, (*c).
       after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
       after_wait: the same for one that waits, s, (j, *c).
@@ -143,7 +146,7 @@ class PrefillState:
     """
 
     load: Leaf
-    wait: WaitFit
+    wait: Leaf
     unit: Leaf
     after_idle: Leaf
     after_wait: Leaf
@@ -187,6 +190,9 @@ class PrefillState:
         late = self.wait.tail(slack / unit) / busy
         if delay is None:
             return late
+        if isinstance(self.wait, EarlyWait):
+            both = self.wait.tail_with(slack / unit, delay.drain * unit) / busy
+            return late + delay.waits * (jnp.minimum(both, 1.0) - late)
         # the sum of two waits: each exponential of the first convolved with that of the second
         after = jnp.exp(-delay.drain * slack)
         both = after
@@ -281,6 +287,38 @@ def _wait(
         in_turn = fit_renewal(rho, shape.scv, gaps)
         wait = jax.tree.map(lambda x, y: jnp.where(replicas > 1.0, x, y), in_turn, wait)
     return wait, rho, one
+
+
+def early_prefill(
+    state: PrefillState,
+    shape: PrefillShape,
+    replicas: Float[Array, "*c"],
+    customer: Float[Array, "..."],
+    *,
+    arrival_scv: Float[Array, "..."] | float = 1.0,
+    dispatch: Dispatch = "shared",
+) -> PrefillState:
+    """The pool as one of the first requests finds it that came to it when it was empty.
+
+    What runs ahead in a pipeline is taken as in steady state.
+
+    Args:
+      state: the pool in steady state; its load may exceed 1.
+      shape: of its instances.
+      replicas: instances.
+      customer: requests that came before.
+      arrival_scv: squared coefficient of variation between arrivals.
+      dispatch: how requests are spread; each instance has a queue of its own unless shared or jsq.
+
+    Returns:
+      the state, with a load of 0: a short run carries any load.
+    """
+    servers, gaps = replicas, arrival_scv
+    if dispatch not in ("shared", "jsq"):
+        gaps, customer = scv_at_one(dispatch, arrival_scv, replicas), customer / replicas
+        servers = jnp.ones_like(replicas)
+    wait = early_wait(state.wait, customer, state.load, servers, shape.scv, gaps)
+    return dataclasses.replace(state, wait=wait, load=jnp.zeros_like(state.load))
 
 
 def _at_load(table: Ahead, load: Float[Array, "*c"]) -> Ahead:

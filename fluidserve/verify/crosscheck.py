@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fluidserve.eventsim import Summary, goodput, simulate, summarise
+from fluidserve.eventsim import (
+    Summary,
+    goodput,
+    goodput_first,
+    runs_for,
+    simulate,
+    simulate_first,
+    summarise,
+    summarise_first,
+)
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Replayed, Simulated
 from fluidserve.specs.workload import JointLengths, Workload
@@ -18,6 +27,8 @@ from fluidserve.timing.instance import System
 
 FEWEST_REQUESTS = 1_500
 MOST_REQUESTS = 20_000
+MOST_FIRST = 12_000
+"""Requests of all runs of a check over the first requests."""
 AMBER = 0.05
 """Difference between formulas and simulation, as a share, beyond which a result is amber."""
 RED = 0.15
@@ -52,6 +63,8 @@ def crosscheck(
     Raises:
       InputError: no seeds, too few requests, or a request that no instance has room for.
     """
+    if problem.horizon is not None:
+        return _first(problem, result, problem.horizon, requests)
     system, workload = problem.system(result.deployment), problem.workload
     requests = requests_for(problem, result) if requests is None else requests
     recorded = bool(len(np.asarray(workload.arrivals)))
@@ -77,6 +90,34 @@ def crosscheck(
         tpot=_average([s.tpot for s in summaries]),
         requests=requests,
         runs=found.probes + len(summaries),
+    )
+
+
+def _first(
+    problem: Problem, result: DeploymentResult, horizon: int, requests: int | None
+) -> Simulated:
+    """The check over the first requests: at the rate of the row, and for its goodput."""
+    system, workload = problem.system(result.deployment), stretch(problem.workload, horizon)
+    count = runs_for(horizon, requests or MOST_FIRST)
+    runs = simulate_first(system, workload, result.rate, horizon=horizon, runs=count)
+    summary = summarise_first(runs, problem.slo)
+    found = goodput_first(
+        system,
+        workload,
+        problem.slo,
+        guess=result.goodput,
+        horizon=horizon,
+        runs=count,
+        tolerance=_TOLERANCE,
+    )
+    return Simulated(
+        goodput=found.value,
+        goodput_interval=(found.low, found.high),
+        attainment=summary.attainment.value,
+        ttft=_average([summary.ttft]),
+        tpot=_average([summary.tpot]),
+        requests=horizon,
+        runs=found.probes + len(runs),
     )
 
 

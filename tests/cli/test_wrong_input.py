@@ -15,6 +15,8 @@ FLAGS = [
     ({"tpot": None}, "--tpot must be given"),
     ({"model": None, "ttft": None}, "--model and --ttft must be given"),
     ({"attainment": "1.5"}, "--attainment: '1.5' must be below 1"),
+    ({"horizon": "5"}, "--horizon: '5' must be at least 10"),
+    ({"horizon": "many"}, "--horizon: 'many' must be a number"),
     ({"attainment": "0"}, "--attainment: '0' must be above 0"),
     ({"attainment": "nan"}, "--attainment: 'nan' must be a finite number"),
     ({"attainment": "most"}, "--attainment: 'most' must be a number"),
