@@ -41,7 +41,7 @@ class Simulated:
     """What the event simulator found for a deployment.
 
     Attributes:
-      goodput: largest rate that met the SLO, 1/s.
+      goodput: largest rate that met the SLO, 1/s; in a closed loop the throughput.
       goodput_interval: its 95% interval over independent runs, 1/s.
       attainment: share of requests that met the SLO at the rate of the row.
       ttft: time to first token at that rate.
@@ -85,8 +85,9 @@ class DeploymentResult:
     Attributes:
       deployment: what is deployed.
       kind: ``disaggregated``.
-      goodput: largest rate that meets the SLO, 1/s.
-      rate: the rate that the numbers below belong to, 1/s.
+      goodput: largest rate that meets the SLO, 1/s; in a closed loop the throughput with all users
+        where they meet it, else 0.
+      rate: the rate that the numbers below belong to, 1/s; in a closed loop the throughput.
       ttft: time to first token at that rate.
       tpot: time per output token after the first at that rate, over requests with two and more.
       attainment: share of requests that meet both limits.
@@ -102,6 +103,8 @@ class DeploymentResult:
       confidence: ``green``, ``amber`` or ``red``.
       reasons: why it is not green.
       tied: whether its goodput cannot be told from the first one's.
+      concurrency: users of a closed loop; None in an open one.
+      output_token_rate: output tokens per second at the rate.
       simulated: the cross-check; None where it was not asked for.
       replayed: the recording whose busiest window was planned for; None where there is none.
     """
@@ -124,6 +127,8 @@ class DeploymentResult:
     confidence: str
     reasons: tuple[str, ...]
     tied: bool = False
+    concurrency: int | None = None
+    output_token_rate: float = math.nan
     simulated: Simulated | None = None
     replayed: Replayed | None = None
 
@@ -153,6 +158,8 @@ class DeploymentResult:
             "goodput_per_gpu": self.goodput_per_gpu,
             "after_one_failure": self.after_one_failure,
             "rate": self.rate,
+            "concurrency": self.concurrency,
+            "output_token_rate": self.output_token_rate,
             "ttft": dataclasses.asdict(self.ttft),
             "tpot": dataclasses.asdict(self.tpot),
             "attainment": self.attainment,
@@ -184,6 +191,8 @@ class PlanResult:
       budget: most GPUs that a deployment could use.
       rate: the rate asked for, 1/s; None when the most goodput was wanted.
       rejected: instance shapes left out, by reason.
+      concurrency: users of a closed loop; None in an open one.
+      fewest: whether rows are ranked by fewest GPUs.
     """
 
     deployments: list[DeploymentResult]
@@ -192,6 +201,8 @@ class PlanResult:
     budget: int
     rate: float | None
     rejected: dict[str, int]
+    concurrency: int | None = None
+    fewest: bool = False
 
 
 def finite_json(value: Any) -> Any:

@@ -18,6 +18,7 @@ class Binding(enum.IntEnum):
     PREFILL_MEMORY = 6
     TTFT_UNREACHABLE = 7
     TPOT_UNREACHABLE = 8
+    USERS = 9
 
     @property
     def label(self) -> str:
@@ -40,6 +41,8 @@ ADVICE = {
     "use a larger prefill tp, a faster GPU, or relax the limit.",
     Binding.TPOT_UNREACHABLE: "even an idle system misses the TPOT limit for too many requests: "
     "use a larger decode tp, a faster GPU, or relax the limit.",
+    Binding.USERS: "no stage is full: throughput is what so many users ask for; more of them, or "
+    "faster stages (a larger tp), raise it.",
 }
 
 
@@ -57,6 +60,10 @@ class Doubt(enum.IntFlag):
     TIGHT_TTFT = enum.auto()
     BATCHED_PREFILL = enum.auto()
     UNSTABLE = enum.auto()
+    ALIKE = enum.auto()
+    SLOT_WAIT = enum.auto()
+    CLOSE_LIMITS = enum.auto()
+    OTHER_DISPATCH = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -70,9 +77,20 @@ DOUBT_TEXT = {
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
     Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
     Doubt.UNSTABLE: "unstable: at this rate a stage is asked for more than it can do",
+    Doubt.ALIKE: "requests are so alike that users stay in step; times depend on how they began",
+    Doubt.SLOT_WAIT: "requests wait for decode slots, which short outputs feel more than the "
+    "formulas say",
+    Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
+    Doubt.OTHER_DISPATCH: "in a closed loop the formulas take the dispatch rule for shared",
 }
 
-RED = Doubt.BURSTY_ARRIVALS | Doubt.LENGTH_TAIL | Doubt.PREFILL_MEMORY | Doubt.UNSTABLE
+RED = (
+    Doubt.BURSTY_ARRIVALS
+    | Doubt.LENGTH_TAIL
+    | Doubt.PREFILL_MEMORY
+    | Doubt.UNSTABLE
+    | Doubt.OTHER_DISPATCH
+)
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 
 

@@ -193,7 +193,7 @@ def ttft_within(
 
     typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit
     slack = jnp.maximum(limit - typical - state.handover - first_step(decode), 0.0)
-    has_slot = 1.0 - decode.waits * jnp.exp(-decode.drain * slack)
+    has_slot = 1.0 - decode.waits * decode.late(slack)
     has_slot = jnp.where((decode.full < 1.0) & (state.link.load < 1.0), has_slot, 0.0)
     return in_time * has_slot * (1.0 - state.overflow)
 
@@ -203,7 +203,8 @@ def first_step(decode: DecodeState) -> Float[Array, "*c"]:
 
     Half a step until the running one ends, where there is one, and a step.
     """
-    return decode.step * (1.0 + 0.5 * jnp.minimum(decode.batch, 1.0))
+    met = decode.batch if decode.met is None else jnp.maximum(decode.met, 0.0)
+    return decode.step * (1.0 + 0.5 * jnp.minimum(met, 1.0))
 
 
 def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "m *c"]:
@@ -245,7 +246,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     decode, system = state.decode, plan.system
     prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     held = plan.prefill.mean * system.prefill.pp + state.handover
-    held = held + decode.waits / jnp.maximum(decode.drain, 1e-9)
+    held = held + decode.mean_wait()
     return Metrics(
         attainment=jnp.where(carried, jnp.sum(joint * ttft, axis=0), 0.0),
         ttft_attainment=_mean(plan.bins.in_share, ttft),

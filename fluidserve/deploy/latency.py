@@ -18,7 +18,6 @@ from fluidserve.deploy.disaggregated import (
     tpot_met,
     ttft_within,
 )
-from fluidserve.stages.prefill import LEVELS
 
 QUANTILES = (0.5, 0.9, 0.99)
 PHASES = ("queue", "prefill", "handover", "first_step", "decode")
@@ -96,22 +95,12 @@ def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
 
 def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
     """The same over the requests that reach a phase."""
-    prefill, share, decode = state.prefill, plan.bins.in_share, state.decode
-    weight = jnp.diff(jnp.array(LEVELS))
-    middle = 0.5 * (prefill.low + prefill.high)
-
-    def passing(ahead):
-        by_atom = jnp.tensordot(share, prefill.sojourn(middle[:, None], ahead), axes=1)
-        return jnp.tensordot(weight, by_atom, axes=1)
-
-    alone = jnp.tensordot(share, middle, axes=1) * prefill.pp
-    held_up = passing(prefill.after_idle) - alone
-    held_up = held_up + prefill.wait.busy * (passing(prefill.after_wait) - alone - held_up)
+    prefill, decode = state.prefill, state.decode
     steps = plan.lengths.mean_steps / jnp.maximum(decoded_share(plan), 1e-6)
     times = (
         prefill.wait.mean * prefill.unit,
-        prefill.mean * prefill.pp + held_up,
-        state.handover + _slot_wait(state),
+        prefill.passage(plan.bins.in_share),
+        state.handover + decode.mean_wait(),
         first_step(decode),
         (steps - 1.0) * decode.step,
     )
@@ -129,15 +118,11 @@ def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Arra
     decode = state.decode
     mean = decode.step
     if plan.system.first_token == "prefill":
-        before = state.handover + 0.5 * decode.step + _slot_wait(state)
+        before = state.handover + 0.5 * decode.step + state.decode.mean_wait()
         per_gap = jnp.sum(share / jnp.maximum(plan.lengths.gaps, 1.0))
         mean = mean + before * per_gap
     defined = (decode.full < 1.0) & (state.link.load < 1.0) & (jnp.sum(share) > 0.5)
     return jnp.where(defined, mean, jnp.inf)
-
-
-def _slot_wait(state: State) -> Float[Array, "*c"]:
-    return state.decode.waits / jnp.maximum(state.decode.drain, 1e-9)
 
 
 def quantiles(share, like: Float[Array, "*c"], steps: Leaf) -> Float[Array, "p *c"]:

@@ -171,7 +171,7 @@ class Summary:
       attainment: share of requests that meet both limits, by batch means; a request with a single
         token always meets the limit on TPOT.
       throughput: requests that finish per second between the first and the last arrival of the
-        window.
+        window; in a closed loop by Little's law.
       requests: requests in the window.
     """
 
@@ -189,6 +189,7 @@ def summarise(
     warmup: float = 0.1,
     tail: float = 0.05,
     batches: int = 20,
+    users: int | None = None,
 ) -> Summary:
     """Metrics over the window of a run.
 
@@ -202,6 +203,8 @@ def summarise(
       warmup: share of the requests left out at the start.
       tail: share left out at the end.
       batches: how many.
+      users: of a closed loop. Its throughput is users over the mean time from arrival to last token
+        (Little's law); a count over the window depends on where in a wave of users it ends.
 
     Raises:
       InputError: fewer requests in the window than batches.
@@ -218,12 +221,16 @@ def summarise(
         high=min(by_batch.high, 1.0),
     )
     first, last = kept.arrival[0], kept.arrival[-1]
-    done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
+    if users is not None:
+        throughput = users / float((kept.last_token - kept.arrival).mean())
+    else:
+        done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
+        throughput = float(done / (last - first)) if last > first else 0.0
     return Summary(
         ttft=quantiles(kept.ttft),
         tpot=quantiles(kept.tpot[kept.n_out > 1]),
         attainment=share,
-        throughput=float(done / (last - first)) if last > first else 0.0,
+        throughput=throughput,
         requests=len(kept),
     )
 

@@ -92,6 +92,29 @@ class WaitFit:
         gap = jnp.where(at < 2.0, gap, jnp.minimum(gap, 0.0))
         return jnp.where(y < 0.0, 1.0, fitted + self.constant * gap)
 
+    def behind(
+        self, slack: Float[Array, "..."], unit: Leaf, drain: Leaf, busy: Leaf
+    ) -> Float[Array, "..."]:
+        """Chance that one that waits, and then waits for an exponential, takes beyond `slack`.
+
+        Each exponential of the fit convolved with that of the second wait.
+
+        Args:
+          slack: time, s, not negative.
+          unit: what the fit counts in, s.
+          drain: rate of the second wait, 1/s.
+          busy: chance of the first one, above 0.
+        """
+        after = jnp.exp(-drain * slack)
+        both = after
+        weight = self.weight / busy
+        for share, decay in ((weight, self.decay), (1.0 - weight, self.steep)):
+            rate = decay / unit
+            gap = drain - rate
+            gap = jnp.where(jnp.abs(gap) < 1e-3 * rate, 1e-3 * rate, gap)
+            both = both + share * drain / gap * (jnp.exp(-rate * slack) - after)
+        return both
+
 
 def fit_wait(
     rho: Float[Array, "*c"],

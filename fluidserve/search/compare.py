@@ -11,7 +11,7 @@ from fluidserve.errors import NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.grid import same_program
-from fluidserve.search.plan import answer, grid_of, rank, with_ties
+from fluidserve.search.plan import answer, grid_of, least_goodput, rank, with_ties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,18 @@ class Comparison:
     def deployments(self, top: int) -> list[DeploymentResult]:
         """The best `top` rows of all plans in one order, with their ties."""
         rows = [row for found in self.plans.values() for row in found.deployments]
-        rate = next(iter(self.plans.values())).rate
-        return with_ties(_ranked(rows, rate)[:top], rate)
+        found = next(iter(self.plans.values()))
+        least = least_goodput(found.rate, fewest=found.fewest)
+        return with_ties(_ranked(rows, least)[:top], least)
 
 
 def compare(
-    problems: Sequence[Problem], *, budget: int, rate: float | None = None, top: int = 10
+    problems: Sequence[Problem],
+    *,
+    budget: int,
+    rate: float | None = None,
+    fewest: bool = False,
+    top: int = 10,
 ) -> Comparison:
     """Plans each of several problems that differ in their accelerator.
 
@@ -61,14 +67,17 @@ def compare(
     for problem, grid in zip(problems, grids, strict=True):
         began = time.perf_counter()
         try:
-            plans[problem.gpu.name] = answer(problem, grid, budget=budget, rate=rate, top=top)
+            plans[problem.gpu.name] = answer(
+                problem, grid, budget=budget, rate=rate, fewest=fewest, top=top
+            )
         except NoFeasibleDeployment as error:
             failures[problem.gpu.name] = error
         seconds[problem.gpu.name] = time.perf_counter() - began
     if not plans:
         raise _none(failures)
     best = {id(found.deployments[0]): name for name, found in plans.items()}
-    ordered = _ranked([found.deployments[0] for found in plans.values()], rate)
+    least = least_goodput(rate, fewest=fewest)
+    ordered = _ranked([found.deployments[0] for found in plans.values()], least)
     names = [best[id(row)] for row in ordered]
     return Comparison(
         plans={name: plans[name] for name in names},
@@ -77,9 +86,9 @@ def compare(
     )
 
 
-def _ranked(rows: list[DeploymentResult], rate: float | None) -> list[DeploymentResult]:
+def _ranked(rows: list[DeploymentResult], least: float | None) -> list[DeploymentResult]:
     goodput = np.array([row.goodput for row in rows])
-    return [rows[i] for i in rank(goodput, np.array([row.gpus for row in rows]), rate)]
+    return [rows[i] for i in rank(goodput, np.array([row.gpus for row in rows]), least)]
 
 
 def _none(failures: dict[str, NoFeasibleDeployment]) -> NoFeasibleDeployment:

@@ -26,9 +26,17 @@ TIE = 0.01
 """Goodputs this close, as a share of the larger, cannot be told apart by the formulas."""
 
 _VANISHING = 1e-3
+_LEAST = 1e-30
 
 
-def plan(problem: Problem, *, budget: int, rate: float | None = None, top: int = 10) -> PlanResult:
+def plan(
+    problem: Problem,
+    *,
+    budget: int,
+    rate: float | None = None,
+    fewest: bool = False,
+    top: int = 10,
+) -> PlanResult:
     """Ranks every deployment of at most `budget` GPUs.
 
     Args:
@@ -37,14 +45,21 @@ def plan(problem: Problem, *, budget: int, rate: float | None = None, top: int =
       rate: arrival rate to be served, 1/s. Given, deployments that reach it are ranked by fewest
         GPUs, then by goodput. Otherwise all are ranked by goodput; among those within `TIE` of
         each other, fewer GPUs come first.
+      fewest: rank deployments that meet the SLO by fewest GPUs also without a rate, as for a
+        closed loop whose users are given.
       top: deployments to return.
 
+    In a closed loop (`Workload.concurrency`) goodput is the throughput with all users where the SLO
+    is met, and a deployment that misses it has none.
+
     Raises:
-      InputError: a budget below two GPUs.
+      InputError: a budget below two GPUs, or a rate in a closed loop.
       NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
     """
     began = time.perf_counter()
-    result = answer(problem, grid_of(problem, budget), budget=budget, rate=rate, top=top)
+    result = answer(
+        problem, grid_of(problem, budget), budget=budget, rate=rate, fewest=fewest, top=top
+    )
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
@@ -60,51 +75,76 @@ def grid_of(problem: Problem, budget: int) -> Grid:
 
 
 def answer(
-    problem: Problem, grid: Grid, *, budget: int, rate: float | None, top: int
+    problem: Problem,
+    grid: Grid,
+    *,
+    budget: int,
+    rate: float | None,
+    fewest: bool = False,
+    top: int,
 ) -> PlanResult:
     """`plan` for candidates that are there already."""
+    _check_rate(problem, rate)
     began = time.perf_counter()
     if not len(grid):
         raise _nothing_fits(problem, grid, budget)
     question = question_of(problem)
     scores = score_grid(grid, question)
-    order = rank(scores.goodput, grid.gpus, rate)
+    least = least_goodput(rate, fewest=fewest)
+    order = rank(scores.goodput, grid.gpus, least)
     if not len(order):
-        raise _nothing_serves(problem, grid, scores, rate)
+        raise _nothing_serves(problem, grid, question, scores, rate)
     rows = order[:top]
     rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
-    results = _results(grid, question, scores, rows, rates)
+    results = _results(problem, grid, question, scores, rows, rates)
     return PlanResult(
-        deployments=with_ties(results, rate),
+        deployments=with_ties(results, least),
         candidates=len(grid),
         seconds=time.perf_counter() - began,
         budget=budget,
         rate=rate,
         rejected=dict(grid.rejected),
+        concurrency=problem.workload.concurrency,
+        fewest=least is not None,
     )
 
 
 def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> DeploymentResult:
-    """One deployment by the formulas, at a rate or at its goodput.
+    """One deployment by the formulas, at a rate or at its goodput, or with the users of a workload.
 
     Raises:
+      InputError: a rate in a closed loop.
       NoFeasibleDeployment: its instances do not fit, or no rate is given and none meets the SLO.
     """
+    _check_rate(problem, rate)
     grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
     if not len(grid):
         raise _nothing_fits(problem, grid, deployment.gpus)
     question = question_of(problem)
     scores = score_grid(grid, question)
+    if scores.throughput is not None:
+        return _results(problem, grid, question, scores, np.array([0]), scores.throughput)[0]
     if rate is None and not scores.goodput[0] > 0:
-        raise _nothing_serves(problem, grid, scores, None)
+        raise _nothing_serves(problem, grid, question, scores, None)
     at = float(scores.goodput[0]) if rate is None else rate
-    return _results(grid, question, scores, np.array([0]), np.array([at]))[0]
+    return _results(problem, grid, question, scores, np.array([0]), np.array([at]))[0]
 
 
-def rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarray:
+def _check_rate(problem: Problem, rate: float | None) -> None:
+    """Refuses a rate where users set the pace."""
+    if rate is not None and problem.workload.concurrency is not None:
+        raise InputError("rate: in a closed loop the users set the pace; leave it out")
+
+
+def least_goodput(rate: float | None, *, fewest: bool) -> float | None:
+    """Goodput from which on fewer GPUs are better, 1/s; None where more goodput is."""
+    return _LEAST if fewest and rate is None else rate
+
+
+def rank(goodput: np.ndarray, gpus: np.ndarray, least: float | None) -> np.ndarray:
     """Candidates that answer the question, best first."""
-    if rate is not None:
-        enough = np.flatnonzero(goodput >= rate)
+    if least is not None:
+        enough = np.flatnonzero(goodput >= least)
         return enough[np.lexsort((-goodput[enough], gpus[enough]))]
     serving = np.flatnonzero(goodput > 0)
     order = serving[np.argsort(-goodput[serving], kind="stable")]
@@ -120,32 +160,38 @@ def rank(goodput: np.ndarray, gpus: np.ndarray, rate: float | None) -> np.ndarra
     return order[np.lexsort((-goodput[order], gpus[order], tie_class))]
 
 
-def with_ties(rows: list[DeploymentResult], rate: float | None) -> list[DeploymentResult]:
+def with_ties(rows: list[DeploymentResult], least: float | None) -> list[DeploymentResult]:
     """Rows, best first, with those marked that cannot be told from the first."""
-    return [dataclasses.replace(row, tied=_ties(rows[0], row, rate)) for row in rows]
+    return [dataclasses.replace(row, tied=_ties(rows[0], row, least)) for row in rows]
 
 
-def _ties(first: DeploymentResult, other: DeploymentResult, rate: float | None) -> bool:
+def _ties(first: DeploymentResult, other: DeploymentResult, least: float | None) -> bool:
     """Whether a row cannot be told from the first one."""
-    if rate is not None and other.gpus != first.gpus:
+    if least is not None and other.gpus != first.gpus:
         return False
     low, high = sorted((first.goodput, other.goodput))
     return low >= high * (1.0 - TIE)
 
 
 def _results(
-    grid: Grid, question: Question, scores: Scores, rows: np.ndarray, rates: np.ndarray
+    problem: Problem,
+    grid: Grid,
+    question: Question,
+    scores: Scores,
+    rows: np.ndarray,
+    rates: np.ndarray,
 ) -> list[DeploymentResult]:
     """Collects what is known of some candidates, described at `rates`, 1/s."""
     described = describe_rows(grid, question, rows, rates)
     left = after_one_failure(grid, question, rows)
     return [
-        _result(grid, scores, described, int(row), i, float(rates[i]), float(left[i]))
+        _result(problem, grid, scores, described, int(row), i, float(rates[i]), float(left[i]))
         for i, row in enumerate(rows)
     ]
 
 
 def _result(
+    problem: Problem,
     grid: Grid,
     scores: Scores,
     described: Scores,
@@ -183,6 +229,9 @@ def _result(
         binding=Binding(int(scores.binding[row])).label,
         confidence=confidence_level(doubts),
         reasons=tuple(doubt_sentences(doubts)),
+        concurrency=problem.workload.concurrency,
+        output_token_rate=rate
+        * (1.0 + float(np.sum(problem.bins.out_share * problem.bins.gap_mean))),
     )
 
 
@@ -204,9 +253,11 @@ def _nothing_fits(problem: Problem, grid: Grid, budget: int) -> NoFeasibleDeploy
 
 
 def _nothing_serves(
-    problem: Problem, grid: Grid, scores: Scores, rate: float | None
+    problem: Problem, grid: Grid, question: Question, scores: Scores, rate: float | None
 ) -> NoFeasibleDeployment:
     """Why no candidate meets the SLO or reaches the rate, and what comes closest."""
+    if scores.throughput is not None:
+        return _too_many_users(problem, grid, question, scores)
     best = int(np.argmax(scores.goodput))
     if rate is not None and scores.goodput[best] > 0:
         short = scores.goodput > 0
@@ -227,6 +278,26 @@ def _nothing_serves(
         "no deployment meets the SLO, however little traffic there is",
         reasons=_unreachable(scores, np.ones(len(grid), bool)),
         nearest=nearest,
+        candidates=len(grid),
+    )
+
+
+def _too_many_users(
+    problem: Problem, grid: Grid, question: Question, scores: Scores
+) -> NoFeasibleDeployment:
+    """Which limit the candidates miss with all users, and which comes closest."""
+    best = int(np.argmax(scores.metrics.attainment))
+    rates = np.asarray(scores.throughput)[[best]]
+    found = describe_rows(grid, question, np.array([best]), rates).latencies
+    ttft, tpot = float(found.ttft[1][0]), float(found.tpot[1][0])
+    users, share = problem.workload.concurrency, float(scores.metrics.attainment[best])
+    missed = Counter(Binding(int(b)).label for b in scores.binding)
+    return NoFeasibleDeployment(
+        f"no deployment of at most {int(grid.gpus.max())} GPUs meets the SLO with {users} users in "
+        "a closed loop",
+        reasons={f"{label} missed by more requests": n for label, n in missed.most_common()},
+        nearest=f"{grid.deployment(best).label}: P90 TTFT {format_time(ttft)}, P90 TPOT "
+        f"{format_time(tpot)}, {share:.0%} of the requests meet both",
         candidates=len(grid),
     )
 

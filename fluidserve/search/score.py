@@ -16,6 +16,7 @@ from jax import lax
 
 from fluidserve._pytree import pytree, static
 from fluidserve._typing import Leaf
+from fluidserve.deploy.closed_score import closed_score
 from fluidserve.deploy.confidence import NUDGE, doubts_of
 from fluidserve.deploy.disaggregated import (
     Metrics,
@@ -64,6 +65,7 @@ class Question:
       kv: what of its tokens a prompt hands over; None for all.
       horizon: the first so many requests are judged; None for steady state, which is a program of
         its own.
+      users: of a closed loop; None for an open one, which is a program of its own.
     """
 
     bins: LengthBins
@@ -80,6 +82,7 @@ class Question:
     prefix_hit: Leaf | None = None
     kv: KvShape | None = None
     horizon: Leaf | None = None
+    users: Leaf | None = None
 
 
 def question_of(problem: Problem) -> Question:
@@ -100,6 +103,7 @@ def question_of(problem: Problem) -> Question:
         prefix_hit=problem.prefix_hit,
         kv=kv_shape(problem.model),
         horizon=None if problem.horizon is None else float(problem.horizon),
+        users=problem.workload.concurrency,
     )
 
 
@@ -114,6 +118,8 @@ class Scores:
       doubts: bits of `Doubt`.
       asked: the deployment at the rate asked for, or else at its goodput.
       latencies: TTFT and TPOT at that rate; meaningful only from `describe_rows`.
+      throughput: in a closed loop, requests completed whether or not the SLO is met, 1/s; there
+        `metrics` and `asked` are those with all users.
     """
 
     goodput: Leaf
@@ -122,6 +128,7 @@ class Scores:
     doubts: Leaf
     asked: Metrics
     latencies: Latencies
+    throughput: Leaf | None = None
 
 
 @pytree
@@ -223,6 +230,22 @@ def score_plan(
     )
 
 
+def score_users(
+    plan: Plan, slo: Slo, users: Leaf, quantile_steps: Leaf, *, max_replicas: int
+) -> Scores:
+    """The same for a closed loop, in which no rate is searched."""
+    found = closed_score(plan, slo, users, quantile_steps, max_replicas=max_replicas)
+    return Scores(
+        goodput=found.goodput,
+        metrics=found.metrics,
+        binding=found.binding,
+        doubts=found.doubts,
+        asked=found.metrics,
+        latencies=found.latencies,
+        throughput=found.throughput,
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("max_replicas",))
 def score(
     question: Question,
@@ -250,7 +273,9 @@ def score(
     def one_chunk(start):
         here = jax.tree.map(lambda x: lax.dynamic_slice(x, (start,), (CHUNK,)), picks)
         plan = candidates(question, shapes, prefill, lengths, here)
-        return score_plan(plan, question.slo, here.rate, quantile_steps, max_replicas=max_replicas)
+        asked = here.rate if question.users is None else question.users
+        evaluate = score_plan if question.users is None else score_users
+        return evaluate(plan, question.slo, asked, quantile_steps, max_replicas=max_replicas)
 
     room = picks.prefill.shape
     parts = jax.eval_shape(one_chunk, jnp.zeros((), jnp.int32))

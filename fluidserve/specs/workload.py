@@ -140,6 +140,8 @@ class Workload:
       peak_10s: its busiest 10 s; None when not known.
       peak_60s: its busiest 60 s; None when not known.
       arrivals: arrival times of a trace, s from its start; empty when it brings none.
+      concurrency: users of a closed loop, each of whom sends the next request when the last token
+        of the one before has left; None for an open loop. It replaces the arrivals.
       prefix_hit: share of the tokens of every prompt that the prefix cache holds, in [0, 1).
       prefix_bound: share of all prompt tokens that an unlimited cache would find; ``nan`` when not
         known.
@@ -156,6 +158,7 @@ class Workload:
     peak_10s: Peak | None = None
     peak_60s: Peak | None = None
     arrivals: Leaf = dataclasses.field(default_factory=lambda: np.empty(0))
+    concurrency: int | None = static(default=None)
     prefix_hit: Leaf = 0.0
     prefix_bound: Leaf = np.nan
     refused: Leaf = 0.0

@@ -167,6 +167,8 @@ class DecodeState:
       step_full: step time with all slots taken, s.
       waits: chance that a request waits for a slot.
       drain: rate of the exponential wait for a slot, 1/s.
+      sure: part of that wait that all who wait have in common, s; None is none.
+      met: requests that a newcomer finds in its lane; None is as many as in the batch.
     """
 
     batch: Leaf
@@ -178,6 +180,20 @@ class DecodeState:
     step_full: Leaf
     waits: Leaf
     drain: Leaf
+    sure: Leaf | None = None
+    met: Leaf | None = None
+
+    def late(self, slack: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Chance that a wait for a slot takes longer than `slack` seconds, given that it occurs."""
+        if self.sure is not None:
+            slack = slack - self.sure
+        return jnp.exp(-self.drain * jnp.maximum(slack, 0.0))
+
+    def mean_wait(self) -> Float[Array, "*c"]:
+        """Mean wait for a slot over all requests, s."""
+        if self.sure is None:
+            return self.waits / jnp.maximum(self.drain, 1e-9)
+        return self.waits * (self.sure + 1.0 / jnp.maximum(self.drain, 1e-9))
 
 
 def step_time(
@@ -286,28 +302,52 @@ def _settle(instance, lengths, demand, shift, room):
       time that the slowest of pp unequal lanes adds to a step.
     """
     one = jnp.ones_like(room)
-    excess = _largest_of(instance.pp) * instance.pp
-
-    def at(n):
-        lane = jnp.maximum(n / instance.pp, 1.0)
-
-        def stage(batch, context):
-            return _stage_time(instance, lengths, batch, context)
-
-        where = (lane, lane * lengths.context)
-        time, growth = jax.linearize(stage, *where)
-        per_request, per_token = growth(one, one * lengths.context), growth(0.0 * one, one)
-        spread = per_request**2 + per_token**2 * lane * lengths.context_var
-        return time * instance.pp, per_request, per_token, excess * jnp.sqrt(spread)
+    excess = lane_excess(instance)
 
     def step(_, carry):
         n = carry[0]
-        time, slope, per_token, unequal = at(n + shift)
+        time, slope, per_token, unequal = step_growth(instance, lengths, n + shift, excess)
         value = n - demand * (time + unequal)
         moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
         return jnp.clip(moved, 0.0, room), slope, per_token, unequal
 
     return jax.lax.fori_loop(0, _NEWTON_STEPS, step, (room, one, one, one))
+
+
+def lane_excess(instance: Instance) -> Float[Array, "*c"]:
+    """Deviations by which the slowest of pp lanes exceeds the mean, times pp."""
+    return _largest_of(instance.pp) * instance.pp
+
+
+def step_growth(
+    instance: Instance,
+    lengths: DecodeLengths,
+    batch: Float[Array, "*c"],
+    excess: Float[Array, "*c"],
+) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Float[Array, "*c"], Float[Array, "*c"]]:
+    """Time of a decode step around a batch.
+
+    Args:
+      instance: the instance.
+      lengths: moments of the requests.
+      batch: requests that it holds.
+      excess: its `lane_excess`.
+
+    Returns:
+      the time with equal lanes, s; its growth per request and per token of context; and what the
+      slowest of pp unequal lanes adds, s.
+    """
+    one = jnp.ones_like(batch)
+    lane = jnp.maximum(batch / instance.pp, 1.0)
+
+    def stage(batch, context):
+        return _stage_time(instance, lengths, batch, context)
+
+    where = (lane, lane * lengths.context)
+    time, growth = jax.linearize(stage, *where)
+    per_request, per_token = growth(one, one * lengths.context), growth(0.0 * one, one)
+    spread = per_request**2 + per_token**2 * lane * lengths.context_var
+    return time * instance.pp, per_request, per_token, excess * jnp.sqrt(spread)
 
 
 def _largest_of(lanes):
@@ -347,7 +387,7 @@ def tpot_within(
     deviation = jnp.sqrt(state.step_var * average + start + (1e-9 * state.step) ** 2)
     met = ndtr((limit - mean) / deviation)
     slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
-    met_after_wait = 1.0 - jnp.exp(-state.drain * jnp.maximum(slack, 0.0))
+    met_after_wait = 1.0 - state.late(slack)
     waits = state.waits * in_tpot
     share = (1.0 - waits) * met + waits * met_after_wait
     share = jnp.where(g < 0.5, 1.0, share)

@@ -133,8 +133,9 @@ class PrefillState:
 
     Attributes:
       load: busy share of the first stages, (*c); may exceed 1.
-      wait: fitted wait, a `WaitFit` in units of ``mean / replicas`` at a load held below 1; an
-        `EarlyWait` where one of the first requests is looked at.
+      wait: fitted wait, a `WaitFit` in units of ``mean / replicas`` at a load held below 1; a
+        `ClosedWait` in a closed loop, an
+        `EarlyWait` where one of the first requests is looked at, a `ClosedWait` in a closed loop.
       unit: that unit, s, (*c).
       after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
       after_wait: the same for one that waits, s, (j, *c).
@@ -159,6 +160,20 @@ class PrefillState:
     def sojourn(self, stage: Float[Array, "..."], ahead: Float[Array, "..."]):
         """Pass of a prompt through the stages behind the longest one ahead, s."""
         return stage + (self.pp - 1.0) * jnp.maximum(stage, ahead)
+
+    def passage(self, share: Float[Array, " q"]) -> Float[Array, "*c"]:
+        """Mean time from the start of prefill to its end over the prompts, s."""
+        weight = jnp.diff(jnp.array(LEVELS))
+        middle = 0.5 * (self.low + self.high)
+
+        def passing(ahead):
+            by_atom = jnp.tensordot(share, self.sojourn(middle[:, None], ahead), axes=1)
+            return jnp.tensordot(weight, by_atom, axes=1)
+
+        alone = jnp.tensordot(share, middle, axes=1) * self.pp
+        held_up = passing(self.after_idle) - alone
+        held_up = held_up + self.wait.busy * (passing(self.after_wait) - alone - held_up)
+        return self.mean * self.pp + held_up
 
     def within(
         self,
@@ -193,15 +208,7 @@ class PrefillState:
         if isinstance(self.wait, EarlyWait):
             both = self.wait.tail_with(slack / unit, delay.drain * unit) / busy
             return late + delay.waits * (jnp.minimum(both, 1.0) - late)
-        # the sum of two waits: each exponential of the first convolved with that of the second
-        after = jnp.exp(-delay.drain * slack)
-        both = after
-        weight = self.wait.weight / busy
-        for share, decay in ((weight, self.wait.decay), (1.0 - weight, self.wait.steep)):
-            rate = decay / unit
-            gap = delay.drain - rate
-            gap = jnp.where(jnp.abs(gap) < 1e-3 * rate, 1e-3 * rate, gap)
-            both = both + share * delay.drain / gap * (jnp.exp(-rate * slack) - after)
+        both = self.wait.behind(slack, unit, delay.drain, busy)
         return late + delay.waits * (both - late)
 
     def _in_time(self, limit, delay, ahead):

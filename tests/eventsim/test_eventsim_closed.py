@@ -56,8 +56,11 @@ def test_equal_requests_run_like_clockwork(users, rate, ttft):
     """One second of prefill and three of decode: four users fill prefill, more of them wait."""
     system = make_system(QUEUE, LinearTimes(fixed=1.5), n_decode=users)
     records = run_closed(system, users, np.full(400, TOKENS), np.full(400, 3))
-    summary = summarise(records, Slo(ttft=1.0, tpot=2.0, attainment=0.9), warmup=0.1, tail=0.1)
-    assert summary.throughput == pytest.approx(rate, rel=0.01)
+    slo = Slo(ttft=1.0, tpot=2.0, attainment=0.9)
+    counted = summarise(records, slo, warmup=0.1, tail=0.1)
+    assert counted.throughput == pytest.approx(rate, rel=0.01)
+    summary = summarise(records, slo, warmup=0.1, tail=0.1, users=users)
+    assert summary.throughput == pytest.approx(rate)
     assert summary.ttft.mean == pytest.approx(ttft)
     assert summary.attainment.value == (1.0 if users <= 4 else 0.0)
 
