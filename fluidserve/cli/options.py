@@ -62,7 +62,8 @@ TRAFFIC = _options(
         "osl": ("N", "Mean output length, tokens."),
         "isl_cv": ("X", "Coefficient of variation of the prompt length (default 0)."),
         "osl_cv": ("X", "Coefficient of variation of the output length (default 0)."),
-        "app": ("NAME", "chatbot, code-completion or summarization."),
+        "app": ("NAME", "chatbot, code-completion or summarization (assumed spread), or measured: "
+                "azure-conversation, azure-code, mooncake-conversation."),
         "trace": ("FILE", "Recorded requests, CSV or JSON lines, plain or gzipped."),
         "arrival_cv": ("X", "Coefficient of variation between arrivals (default: 1, Poisson; "
                        "for a trace its own)."),

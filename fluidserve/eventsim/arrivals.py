@@ -8,6 +8,9 @@ import numpy as np
 from fluidserve.errors import InputError
 from fluidserve.specs.workload import JointLengths, Workload, draw_lengths, stratified
 
+LARGEST_SCV = 100.0
+"""Largest squared coefficient of variation between arrivals that are drawn."""
+
 
 def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
     """Independent generators for arrivals and for lengths, both derived from one seed."""
@@ -32,12 +35,18 @@ def gamma_arrivals(
       increasing times, s, shape ``(n,)``.
 
     Raises:
-      InputError: no requests, or `scv` negative or not finite.
+      InputError: no requests, or `scv` negative or above `LARGEST_SCV`, where most gamma gaps are
+        as good as zero and no traffic looks like that.
     """
     if n < 1:
         raise InputError(f"requests = {n} must be at least 1")
     if not 0 <= scv < np.inf:
         raise InputError(f"arrival_scv = {scv} must be a finite number, not negative")
+    if scv > LARGEST_SCV:
+        raise InputError(
+            f"a cv of {scv**0.5:.3g} between arrivals is too much for independent gaps; replay a "
+            "recording, or plan for a busiest window (--rate-of peak-10s)"
+        )
     if scv == 0:
         return np.arange(1.0, n + 1.0)
     if not stratify:

@@ -1,4 +1,4 @@
-"""Traffic without a trace: well-known applications and fixed or lognormal lengths."""
+"""Traffic without a trace: applications, assumed or measured, and fixed or lognormal lengths."""
 
 import difflib
 import functools
@@ -8,8 +8,11 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from fluidserve.errors import InputError
-from fluidserve.specs.workload import IndependentLengths, Lognormal, Workload
+from fluidserve.specs.tabulated import Tabulated, coupled
+from fluidserve.specs.workload import IndependentLengths, JointLengths, Lognormal, Peak, Workload
 
 LARGEST_LENGTH = 1e8
 """Prompts and outputs of this many tokens and more are taken for typing errors."""
@@ -19,8 +22,10 @@ LARGEST_CV = 10.0
 
 @functools.cache
 def _catalog() -> dict[str, dict[str, Any]]:
-    text = resources.files("fluidserve.specs").joinpath("catalog/applications.toml").read_text()
-    return tomllib.loads(text)
+    folder = resources.files("fluidserve.specs").joinpath("catalog")
+    names = ("applications.toml", "measured_applications.toml")
+    entries = [tomllib.loads(folder.joinpath(name).read_text()) for name in names]
+    return {title: entry for catalog in entries for title, entry in catalog.items()}
 
 
 def application_names() -> tuple[str, ...]:
@@ -36,13 +41,16 @@ def find_application(name: str) -> Workload:
         lower case, ``_``, ``-`` and spaces make no difference.
 
     Returns:
-      Poisson traffic with lognormal lengths and no rate of its own, named as in the catalog.
+      a workload named as in the catalog. One with assumed lengths is lognormal and Poisson and
+      has no rate; one measured from a trace has its quantiles, its variability of arrivals, its
+      mean rate and its peaks, and pairs of lengths that keep a coarse dependence.
 
     Raises:
       InputError: unknown name; the message gives the nearest one and the list.
 
     Source: means from DistServe (Zhong et al., OSDI 2024), figure 7; coefficients of variation and
-      caps are assumed. Each number of ``catalog/applications.toml`` names its source.
+      caps are assumed. Each number of ``catalog/applications.toml`` names its source, each table of
+      ``catalog/measured_applications.toml`` its trace and licence.
 
     Example:
       >>> find_application("ShareGPT").name
@@ -59,11 +67,40 @@ def find_application(name: str) -> Workload:
         raise InputError(f"unknown application {name!r}{hint} Known: {titles}")
     title = known[key]
     entry = _catalog()[title]
+    if "rate" in entry:
+        return _measured(title, entry)
     n_in, n_out = (
         Lognormal(**{field: float(number["value"]) for field, number in entry[side].items()})
         for side in ("n_in", "n_out")
     )
     return Workload(name=title, lengths=IndependentLengths(n_in=n_in, n_out=n_out))
+
+
+def _measured(title: str, entry: dict[str, Any]) -> Workload:
+    """An application whose entry was measured from a trace."""
+    n_in, n_out = (
+        Tabulated(tokens=np.array(entry[side]["tokens"], float), mean=entry[side]["mean"])
+        for side in ("n_in", "n_out")
+    )
+    pairs = coupled(n_in, n_out, np.array(entry["joint"], float))
+    peak_10s, peak_60s = (
+        Peak(
+            window=entry[peak]["window"],
+            rate=entry[peak]["rate"],
+            arrival_scv=entry[peak]["arrival_cv"] ** 2,
+        )
+        for peak in ("peak_10s", "peak_60s")
+    )
+    return Workload(
+        name=title,
+        lengths=JointLengths(n_in=pairs[0], n_out=pairs[1]),
+        arrival_scv=entry["arrival_cv"] ** 2,
+        dispersion=entry["dispersion_60s"],
+        rate=entry["rate"],
+        peak_10s=peak_10s,
+        peak_60s=peak_60s,
+        prefix_bound=entry.get("prefix_hit_bound", math.nan),
+    )
 
 
 def synthetic_workload(

@@ -6,6 +6,7 @@ import numpy as np
 
 from fluidserve._pytree import pytree, static
 from fluidserve._typing import Leaf
+from fluidserve.specs.tabulated import Tabulated
 
 # Algorithm AS 241: per range, numerator and denominator, highest power first.
 # fmt: off
@@ -94,8 +95,8 @@ class Lognormal:
 class IndependentLengths:
     """Prompt and output lengths drawn independently."""
 
-    n_in: Lognormal
-    n_out: Lognormal
+    n_in: Lognormal | Tabulated
+    n_out: Lognormal | Tabulated
 
 
 @pytree

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-STEADY = {"app": None, "gpus": None}
+STEADY = {"app": None, "gpus": None, "max_gpus": "12"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,19 @@ def test_bursts_are_told_and_replayed(ask, bursts):
     row = ask("plan", "--json", rate_of="peak-10s", **changes).json["deployments"][0]
     assert row["replayed"]["requests"] == 100
     assert row["replayed"]["attainment"] > 0.9
+
+
+def test_a_measured_application_needs_no_trace(ask):
+    changes = {"app": "azure-code", "gpus": None, "max_gpus": "64", "ttft": "2s"}
+    answer = ask("plan", "--json", rate_of="peak-10s", **changes).json
+    assert answer["inputs"]["rate"] == answer["traffic"]["peak_10s"] == 41.5
+    assert answer["inputs"]["isl"] == pytest.approx(2048, abs=1)
+    # nothing to replay, and independent gaps of this cv are no traffic: said, not simulated
+    bursty = ask("plan", rate_of="mean", verify="1", **changes)
+    assert "There is no recording to replay." in " ".join(bursty.out.split())
+    assert "is not cross-checked: a cv of 13.2 between arrivals is too much" in bursty.err
+    refused = ask("simulate", rate="1", deployment="1P1D tp1/tp1", app="azure-code")
+    assert refused.code == 2
 
 
 def test_long_requests_are_refused_and_counted(ask, bursts):

@@ -11,7 +11,8 @@ from fluidserve.specs.applications import (
     find_application,
     synthetic_workload,
 )
-from fluidserve.specs.workload import IndependentLengths, Workload, draw_lengths
+from fluidserve.specs.tabulated import levels
+from fluidserve.specs.workload import IndependentLengths, JointLengths, Workload, draw_lengths
 
 # DistServe (OSDI 2024), figure 7, rounded; cv and cap as the lecture's exercises state them.
 LECTURE = {
@@ -21,6 +22,9 @@ LECTURE = {
 }
 
 
+MEASURED = ("azure-conversation", "azure-code", "mooncake-conversation")
+
+
 def _shape(workload: Workload):
     lengths = workload.lengths
     assert isinstance(lengths, IndependentLengths)
@@ -28,7 +32,7 @@ def _shape(workload: Workload):
 
 
 def test_catalog_holds_the_lecture():
-    assert set(application_names()) == set(LECTURE)
+    assert set(application_names()) == {*LECTURE, *MEASURED}
     for name, shape in LECTURE.items():
         assert _shape(find_application(name)) == shape
 
@@ -49,6 +53,8 @@ def test_every_number_names_its_source():
         ("Code_Completion", "code-completion"),
         ("code completion", "code-completion"),
         (" LONGBENCH ", "summarization"),
+        ("Azure Code", "azure-code"),
+        ("mooncake", "mooncake-conversation"),
     ],
 )
 def test_spellings(spelling, name):
@@ -60,6 +66,30 @@ def test_applications_are_poisson_without_a_rate():
     assert chat.arrival_scv == 1
     assert math.isnan(chat.rate)
     assert np.size(chat.arrivals) == 0
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_applications_have_rates_and_pairs(name):
+    workload = find_application(name)
+    lengths = workload.lengths
+    assert isinstance(lengths, JointLengths)
+    assert 0 < workload.rate < workload.peak_60s.rate < workload.peak_10s.rate
+    assert workload.arrival_scv >= 1
+    assert workload.dispersion > 2
+    assert np.min(lengths.n_in) >= 1
+    assert np.min(lengths.n_out) >= 1
+    assert np.size(workload.arrivals) == 0
+    assert math.isnan(workload.prefix_bound) == (name != "mooncake-conversation")
+
+
+def test_every_measured_table_names_trace_and_licence():
+    folder = resources.files("fluidserve.specs").joinpath("catalog")
+    text = folder.joinpath("measured_applications.toml").read_text()
+    for entry in tomllib.loads(text).values():
+        assert "requests" in entry["source"]
+        assert entry["licence"]
+        shares = np.array(entry["joint"]).sum(1) / np.sum(entry["joint"])
+        np.testing.assert_allclose(shares, np.diff(levels(8)), atol=1e-3)
 
 
 @pytest.mark.parametrize(
