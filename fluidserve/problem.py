@@ -15,6 +15,9 @@ from fluidserve.timing.instance import Instance, System, build_instance
 from fluidserve.timing.kv import kv_shape, token_bytes
 from fluidserve.timing.profile import FirstToken, Profile
 
+MOST_TOGETHER = 1024
+"""Most prompts in one pass of prefill where only tokens limit it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
@@ -26,9 +29,11 @@ class Engine:
       memory_utilization: share of the memory taken for weights and KV.
       max_batch: most requests that a decode instance holds.
       link_bandwidth: of the one link between the pools, one direction, B/s; may be ``inf``.
-      prefill_batch: most prompts that a prefill instance computes together; the analysis takes 1.
       max_model_len: longest request that the engine takes, tokens; None for whatever comes. An
         instance must hold the KV of one such request.
+      prefill_batch: most prompts that a prefill instance computes in one pass.
+      prefill_tokens: most tokens that it computes in one pass of several prompts; a longer prompt
+        is computed by itself. None for any number.
       dispatch: how requests are spread over the instances of both pools.
     """
 
@@ -39,6 +44,7 @@ class Engine:
     link_bandwidth: float
     prefill_batch: int = 1
     max_model_len: int | None = None
+    prefill_tokens: int | None = None
     dispatch: Dispatch = "shared"
 
 
@@ -51,12 +57,17 @@ def engine_for(
     max_batch: int = 1024,
     link_bandwidth: float | None = None,
     max_model_len: int | None = None,
+    prefill_batch: int | None = None,
+    prefill_tokens: int | None = None,
     dispatch: Dispatch = "shared",
 ) -> Engine:
     """An engine with the habits of a profile, except where told otherwise.
 
-    The link defaults to the scale-out network of the GPU's node.
+    The link defaults to the scale-out network of the GPU's node. Prefill computes one prompt at a
+    time unless it is told how many, or how many tokens: then up to `MOST_TOGETHER` prompts.
     """
+    if prefill_batch is None:
+        prefill_batch = 1 if prefill_tokens is None else MOST_TOGETHER
     return Engine(
         profile=profile,
         first_token=first_token or profile.first_token,
@@ -64,6 +75,8 @@ def engine_for(
         max_batch=max_batch,
         link_bandwidth=link_bandwidth or float(gpu.scale_out_bandwidth),
         max_model_len=max_model_len,
+        prefill_batch=prefill_batch,
+        prefill_tokens=prefill_tokens,
         dispatch=dispatch,
     )
 
@@ -110,6 +123,12 @@ class Problem:
         """Share of the prompt tokens found in the prefix cache; None when nothing is."""
         return float(self.workload.prefix_hit) or None
 
+    @property
+    def prefill_tokens(self) -> float | None:
+        """Tokens of one pass of prefill, as a number that both paths take; None for any."""
+        tokens = self.engine.prefill_tokens
+        return None if tokens is None else float(tokens)
+
     def instance(self, tp: int, pp: int) -> Instance:
         """One instance of the model on ``tp * pp`` GPUs."""
         return build_instance(
@@ -137,6 +156,7 @@ class Problem:
             handover_overhead=self.engine.profile.handover_overhead,
             max_batch=float(self.engine.max_batch),
             prefill_batch=self.engine.prefill_batch,
+            prefill_tokens=self.prefill_tokens,
             first_token=self.engine.first_token,
             dispatch=self.engine.dispatch,
             prefix_hit=self.prefix_hit,

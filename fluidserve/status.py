@@ -75,7 +75,8 @@ DOUBT_TEXT = {
     Doubt.LATENCY_LEVERAGE: "goodput moves more than 4% when latencies are 1% off",
     Doubt.FLAT_CURVE: "attainment falls slowly with the rate, so a small error moves goodput far",
     Doubt.TIGHT_TTFT: "the TTFT limit is close to the prefill time of a typical prompt",
-    Doubt.BATCHED_PREFILL: "prefill may batch prompts, which the formulas leave out",
+    Doubt.BATCHED_PREFILL: "prefill computes several prompts at once, which the formulas follow "
+    "less closely",
     Doubt.UNSTABLE: "unstable: at this rate a stage is asked for more than it can do",
     Doubt.ALIKE: "requests are so alike that users stay in step; times depend on how they began",
     Doubt.SLOT_WAIT: "requests wait for decode slots, which short outputs feel more than the "

@@ -94,6 +94,10 @@ ENGINE = _options(
         "kv_dtype": ("T", "Format of the KV cache (default: the model's)."),
         "memory_utilization": ("X", "Share of the memory in use (default: the profile's)."),
         "max_batch": ("N", "Most requests that a decode instance holds (default 1024)."),
+        "prefill_tokens": ("M", "Take waiting prompts into one prefill pass while their tokens fit "
+                           "into M (default: one prompt at a time)."),
+        "prefill_batch": ("N", "Most prompts in one prefill pass (default 1; 1024 with "
+                          "--prefill-tokens)."),
         "dispatch": ("RULE", "How pools spread requests: shared (default), jsq, round-robin or "
                      "random."),
     },

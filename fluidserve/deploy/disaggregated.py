@@ -68,7 +68,13 @@ def prepare(system: System, bins: LengthBins, arrival_scv: Leaf = 1.0) -> Plan:
     """Precomputes what the rate does not change."""
     return Plan(
         system=system,
-        prefill=prefill_shape(system.prefill, bins, system.prefix_hit),
+        prefill=prefill_shape(
+            system.prefill,
+            bins,
+            system.prefix_hit,
+            batch=system.prefill_batch,
+            tokens=system.prefill_tokens,
+        ),
         lengths=decode_lengths(bins, system.first_token, system.decode.kv),
         bins=bins,
         arrival_scv=arrival_scv,
@@ -275,7 +281,7 @@ def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Fl
     The decode pool saturates when every slot is taken all the time.
     """
     system, lengths = plan.system, plan.lengths
-    prefill = system.n_prefill / plan.prefill.mean
+    prefill = system.n_prefill / plan.prefill.busiest
     prompt, _ = prompt_moments(plan.bins, system.kv)
     per_request = system.kv_bytes_per_token * prompt / system.link_bandwidth
     link = 1.0 / jnp.maximum(per_request * decoded_share(plan), 1e-12)

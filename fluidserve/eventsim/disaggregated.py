@@ -115,6 +115,7 @@ class _Simulation:
             system.prefill,
             replicas=int(system.n_prefill),
             batch=system.prefill_batch,
+            tokens=system.prefill_tokens,
             dispatch=system.dispatch,
             rng=rng,
             prefix_hit=system.prefix_hit,

@@ -1,5 +1,6 @@
 """Prefill instances behind one first-come-first-served queue, or each behind its own."""
 
+import math
 from collections import deque
 from heapq import heappush
 
@@ -37,8 +38,9 @@ class PrefillPool:
 
     The head of a queue goes to an instance whose first stage is free and whose memory has room
     for its KV; among several, to the one idle longest, then to the lowest index. That instance
-    also takes the next waiting prompts, up to `batch`, as long as they fit. A batch passes the
-    stages in order; behind it the first stage is free for the next. KV is held until `release`.
+    also takes the next waiting prompts, up to `batch` with up to `tokens` computed, as long as the
+    memory has room. A batch passes the stages in order; behind it the first stage is free for the
+    next. KV is held until `release`.
     The share `prefix_hit` of every prompt is cached: its KV is read instead of computed, and takes
     its room like the rest.
 
@@ -53,6 +55,7 @@ class PrefillPool:
         *,
         replicas: int,
         batch: int,
+        tokens: float | None,
         dispatch: Dispatch,
         rng: np.random.Generator,
         prefix_hit: float | None = None,
@@ -61,6 +64,7 @@ class PrefillPool:
         self._instance = instance
         self._capacity = float(instance.kv_capacity)
         self._batch = batch
+        self._tokens = math.inf if tokens is None else tokens
         self._prefix_hit = prefix_hit
         self._stages = [[0.0] * int(instance.pp) for _ in range(replicas)]
         self._held = [0.0] * replicas
@@ -120,10 +124,12 @@ class PrefillPool:
         batch, new, attended, kv_read = [], 0.0, 0.0, 0.0
         while waiting and len(batch) < self._batch:
             need = self._need(waiting[0])
+            part = self._instance.prefill_work(log.n_in[waiting[0]], self._prefix_hit)
             if self._held[instance] + need > self._capacity:
                 break
+            if batch and new + part.new > self._tokens:
+                break
             self._held[instance] += need
-            part = self._instance.prefill_work(log.n_in[waiting[0]], self._prefix_hit)
             new, attended, kv_read = (
                 new + part.new,
                 attended + part.attended,

@@ -158,6 +158,8 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
             memory_utilization=inputs.memory_utilization,
             max_batch=inputs.max_batch,
             link_bandwidth=inputs.link,
+            prefill_batch=inputs.prefill_batch,
+            prefill_tokens=inputs.prefill_tokens,
             dispatch=inputs.dispatch,
             max_model_len=inputs.max_model_len,
         ),
@@ -209,6 +211,8 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "kv_dtype": problem.model.kv_dtype,
         "memory_utilization": engine.memory_utilization,
         "max_batch": engine.max_batch,
+        "prefill_batch": engine.prefill_batch,
+        "prefill_tokens": engine.prefill_tokens,
         "dispatch": engine.dispatch,
         "deployment": inputs.deployment,
     }

@@ -115,6 +115,8 @@ class Inputs(BaseModel):
       kv_dtype: format of the KV cache; that of the model when left out.
       memory_utilization: share of the memory that an engine takes; the profile's when left out.
       max_batch: most requests that a decode instance holds.
+      prefill_tokens: most tokens in one prefill pass of several prompts.
+      prefill_batch: most prompts in one prefill pass.
       dispatch: how requests are spread over the instances of a pool.
       top: deployments to show.
       verify: deployments to cross-check by simulation; 3 in a plan, 0 in a simulation when left
@@ -156,6 +158,8 @@ class Inputs(BaseModel):
     kv_dtype: str | None = None
     memory_utilization: Number | None = Field(None, gt=0, le=1)
     max_batch: Count = Field(1024, ge=1, le=1_000_000)
+    prefill_tokens: Count | None = Field(None, ge=1, le=10_000_000)
+    prefill_batch: Count | None = Field(None, ge=1, le=1_000_000)
     dispatch: Annotated[Dispatch, BeforeValidator(_lower)] = "shared"
     top: Count = Field(10, ge=1, le=1000)
     verify: Count | None = Field(None, ge=0, le=1000)
@@ -195,6 +199,10 @@ class Inputs(BaseModel):
             raise InputError(
                 "--rate-of needs traffic that has a rate: --trace with arrival times, or an "
                 "application measured from one"
+            )
+        if self.prefill_batch == 1 and self.prefill_tokens is not None:
+            raise InputError(
+                "--prefill-batch 1 leaves --prefill-tokens nothing to do; give one of them"
             )
         if self.as_json and self.csv is not None:
             raise InputError("--json and --csv are given together; give one of them")

@@ -128,12 +128,23 @@ def model_sentence(model: ModelSpec) -> str:
 
 
 def saturation_sentence(problem: Problem, pool: Pool) -> str:
-    """How long a prompt saturates a prefill instance, and that prompts are not batched."""
+    """How long a prompt saturates a prefill instance, and how many are computed at once."""
     length = saturation_length(problem.instance(pool.tp, pool.pp))
     return (
         f"L_m = {length:,} prompt tokens bring a prefill instance to 90% of its throughput "
-        f"(attention left out); prefill batch {problem.engine.prefill_batch}."
+        f"(attention left out); prefill batch {_together(problem)}."
     )
+
+
+def _together(problem: Problem) -> str:
+    """How many prompts a prefill pass takes."""
+    engine = problem.engine
+    if engine.prefill_batch == 1:
+        return "1"
+    prompts = f"up to {engine.prefill_batch:,} prompts"
+    if engine.prefill_tokens is None:
+        return prompts
+    return f"{prompts} of {engine.prefill_tokens:,} tokens together"
 
 
 def crosscheck_sentences(result: PlanResult) -> list[str]:

@@ -59,6 +59,7 @@ class Question:
       max_batch: batch cap of a decode instance.
       first_token: where the first token leaves.
       prefill_batch: most prompts that a prefill instance computes together.
+      prefill_tokens: most tokens of several prompts that it computes together; None for any.
       dispatch: how requests are spread over the instances of both pools.
       prefix_hit: share of the prompt tokens found in the prefix cache; None without one, which is
         a program of its own.
@@ -78,6 +79,7 @@ class Question:
     max_batch: Leaf
     first_token: FirstToken = static()
     prefill_batch: int = static(default=1)
+    prefill_tokens: Leaf | None = None
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None
     kv: KvShape | None = None
@@ -99,6 +101,7 @@ def question_of(problem: Problem) -> Question:
         max_batch=float(engine.max_batch),
         first_token=engine.first_token,
         prefill_batch=engine.prefill_batch,
+        prefill_tokens=problem.prefill_tokens,
         dispatch=engine.dispatch,
         prefix_hit=problem.prefix_hit,
         kv=kv_shape(problem.model),
@@ -172,6 +175,7 @@ def candidates(
         handover_overhead=question.handover_overhead,
         max_batch=question.max_batch,
         prefill_batch=question.prefill_batch,
+        prefill_tokens=question.prefill_tokens,
         first_token=question.first_token,
         dispatch=question.dispatch,
         prefix_hit=question.prefix_hit,
@@ -266,7 +270,13 @@ def score(
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
       max_replicas: largest instance count the compiled program holds.
     """
-    prefill = prefill_shape(shapes, question.bins, question.prefix_hit)
+    prefill = prefill_shape(
+        shapes,
+        question.bins,
+        question.prefix_hit,
+        batch=question.prefill_batch,
+        tokens=question.prefill_tokens,
+    )
     lengths = decode_lengths(question.bins, question.first_token, shapes.kv)
 
     @jax.jit  # traced once for the shapes and for the loop

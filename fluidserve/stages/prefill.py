@@ -3,9 +3,8 @@
 TTFT is the wait for a free first stage, plus the pass through `pp` stages, where a prompt can be
 held up behind a longer one. Arrays have their bins on the first axis and candidates on the rest.
 
-Ignores: several prompts in one pass (prefill_batch > 1 changes goodput by up to 9 % where prompts
-are much shorter than L_m); stalls because the KV of finished prompts fills the memory (the
-deployment accounts for those).
+Ignores: stalls because the KV of finished prompts fills the memory (the deployment accounts for
+those).
 """
 
 import dataclasses
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.queueing.batch import BatchedWait, Batching, batching, fit_batches
 from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
 from fluidserve.queueing.separate import fit_jsq, fit_renewal
 from fluidserve.queueing.tandem import Ahead, ahead, at_levels
@@ -30,6 +30,7 @@ LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 """Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
 
 _LOADS = 33
+_TOGETHER = 3.0
 _RAREST = 1e-30
 _SMALLEST_LOAD = 1e-4
 _LARGEST_LOAD = 1.0 - 1e-4
@@ -50,6 +51,7 @@ class PrefillShape:
       ahead: longest prompt ahead of an arrival, over loads from 0 to 1 in equal steps; leaves are
         (r, q + 1, *c), in units of `mean`.
       pp: stages, (*c).
+      batching: what an instance takes in one pass; None for one prompt at a time.
     """
 
     low: Leaf
@@ -59,10 +61,24 @@ class PrefillShape:
     edges: Leaf
     ahead: Ahead
     pp: Leaf
+    batching: Batching | None = None
+
+    @property
+    def busiest(self):
+        """Time of an instance that a prompt takes when passes are full, s."""
+        if self.batching is None:
+            return self.mean
+        shared = self.batching.shared
+        return self.mean * (1.0 + shared / self.batching.full) / (1.0 + shared)
 
 
 def prefill_shape(
-    instance: Instance, bins: LengthBins, prefix_hit: Leaf | None = None
+    instance: Instance,
+    bins: LengthBins,
+    prefix_hit: Leaf | None = None,
+    *,
+    batch: int = 1,
+    tokens: Leaf | None = None,
 ) -> PrefillShape:
     """Stage times of an instance over the prompt bins.
 
@@ -70,6 +86,8 @@ def prefill_shape(
       instance: the instance.
       bins: the prompts.
       prefix_hit: share of every prompt found in the prefix cache; None without one.
+      batch: most prompts in one pass.
+      tokens: most tokens computed in one pass that has several prompts; None for any number.
     """
 
     def time(tokens: Float[Array, "q ..."]) -> Float[Array, "q *c"]:
@@ -107,6 +125,35 @@ def prefill_shape(
         edges=edges,
         ahead=jax.vmap(at_load)(loads),
         pp=pp,
+        batching=_batching(instance, bins, prefix_hit, mean, scv, batch, tokens),
+    )
+
+
+def _batching(
+    instance: Instance,
+    bins: LengthBins,
+    prefix_hit: Leaf | None,
+    mean: Float[Array, "*c"],
+    scv: Float[Array, "*c"],
+    batch: int,
+    tokens: Leaf | None,
+) -> Batching | None:
+    """What an instance takes in one pass; prompts of mean length tell what a pass shares."""
+    if batch == 1:
+        return None
+    length = jnp.sum(bins.in_share * bins.in_mean)
+    spread = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var)) / length**2 - 1.0
+    one = instance.prefill_work(length, prefix_hit)
+    several = jax.tree.map(lambda x: _TOGETHER * x, one)
+    alone, together = instance.times.stage_time(one), instance.times.stage_time(several)
+    fixed = jnp.clip((_TOGETHER * alone - together) / (_TOGETHER - 1.0), 0.0, 0.95 * mean)
+    own = mean - fixed
+    return batching(
+        fixed / own,
+        scv * (mean / own) ** 2,
+        jnp.inf if tokens is None else tokens / one.new,
+        jnp.maximum(spread, 0.0),
+        most=batch,
     )
 
 
@@ -243,9 +290,19 @@ def prefill_state(
       dispatch: how prompts are spread over the instances.
       max_replicas: largest value of `replicas`.
     """
-    load = rate * shape.mean / replicas
-    rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
-    wait, busy, replicas = _wait(dispatch, rho, replicas, shape, arrival_scv, max_replicas)
+    if shape.batching is None:
+        load, unit = rate * shape.mean / replicas, shape.mean
+        rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
+        wait, busy, replicas = _wait(
+            dispatch, rho, replicas, shape.scv, shape.pp, arrival_scv, max_replicas
+        )
+    else:
+        unit = shape.mean / (1.0 + shape.batching.shared)
+        found, busy, replicas = _batched(
+            dispatch, rate * unit / replicas, replicas, shape, arrival_scv, max_replicas
+        )
+        load, wait = found.load, found.wait
+        rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
     run = _at_load(shape.ahead, busy)
     # runs start in idle time; a row behind a shared line is idle less often than it is waited for
     starts = rho * (1.0 - busy) / (1.0 - rho)
@@ -261,7 +318,7 @@ def prefill_state(
     return PrefillState(
         load=load,
         wait=wait,
-        unit=shape.mean / replicas,
+        unit=unit / replicas,
         after_idle=at_levels(middles, faded, shape.edges),
         after_wait=at_levels(middles, cdf, shape.edges),
         stretch=stretch,
@@ -276,22 +333,23 @@ def _wait(
     dispatch: Dispatch,
     rho: Float[Array, "*c"],
     replicas: Float[Array, "*c"],
-    shape: PrefillShape,
+    scv: Float[Array, "*c"],
+    pp: Float[Array, "*c"],
     arrival_scv: Float[Array, "..."] | float,
     max_replicas: int,
 ) -> tuple[WaitFit, Float[Array, "*c"], Float[Array, "*c"]]:
     """The wait under a rule, the load that runs of a row grow by, and the instances of a queue."""
     if dispatch in ("shared", "jsq"):
-        wait = fit_wait(rho, replicas, shape.scv, arrival_scv, max_servers=max_replicas)
+        wait = fit_wait(rho, replicas, scv, arrival_scv, max_servers=max_replicas)
         busy = wait.busy
         if dispatch == "jsq":
-            wait = fit_jsq(wait, replicas, shape.scv, stages=shape.pp)
+            wait = fit_jsq(wait, replicas, scv, stages=pp)
         return wait, busy, replicas
     one = jnp.ones_like(replicas)
     gaps = scv_at_one(dispatch, arrival_scv, replicas)
-    wait = fit_wait(rho, one, shape.scv, gaps, max_servers=1)
+    wait = fit_wait(rho, one, scv, gaps, max_servers=1)
     if dispatch == "round-robin":
-        in_turn = fit_renewal(rho, shape.scv, gaps)
+        in_turn = fit_renewal(rho, scv, gaps)
         wait = jax.tree.map(lambda x, y: jnp.where(replicas > 1.0, x, y), in_turn, wait)
     return wait, rho, one
 
@@ -326,6 +384,38 @@ def early_prefill(
         servers = jnp.ones_like(replicas)
     wait = early_wait(state.wait, customer, state.load, servers, shape.scv, gaps)
     return dataclasses.replace(state, wait=wait, load=jnp.zeros_like(state.load))
+
+
+def _batched(
+    dispatch: Dispatch,
+    offered: Float[Array, "*c"],
+    replicas: Float[Array, "*c"],
+    shape: PrefillShape,
+    arrival_scv: Float[Array, "..."] | float,
+    max_replicas: int,
+) -> tuple[BatchedWait, Float[Array, "*c"], Float[Array, "*c"]]:
+    """As `_wait`, for instances that take several prompts in one pass."""
+    assert shape.batching is not None
+
+    def alone(rho, scv):
+        return _wait(dispatch, rho, replicas, scv, shape.pp, arrival_scv, max_replicas)[0]
+
+    one = jnp.ones_like(replicas)
+    lined_up = replicas if dispatch == "shared" else one
+    servers = replicas if dispatch in ("shared", "jsq") else one
+    # the fewest prompts get the next one, so that arrivals there are as regular as taken in turn
+    gaps = scv_at_one("round-robin" if dispatch == "jsq" else dispatch, arrival_scv, replicas)
+    found = fit_batches(
+        offered,
+        servers,
+        shape.batching,
+        alone,
+        lined_up=lined_up,
+        arrival_scv=gaps,
+        stages=shape.pp,
+    )
+    busy = found.wait.busy if dispatch in ("shared", "jsq") else found.load
+    return found, busy, servers
 
 
 def _at_load(table: Ahead, load: Float[Array, "*c"]) -> Ahead:

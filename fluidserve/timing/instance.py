@@ -72,6 +72,8 @@ class System:
       handover_overhead: fixed time of one transfer, outside the link's queue, s.
       max_batch: most requests that a decode instance holds at once.
       prefill_batch: most prompts that a prefill instance computes together.
+      prefill_tokens: most tokens that it computes together when there are several prompts; a
+        longer prompt is computed by itself. None for any number.
       first_token: ``prefill``: the first token leaves at the end of prefill, and hand-over and
         slot wait count in TPOT. ``decode``: it leaves after hand-over, slot wait and the first
         decode step, and they count in TTFT.
@@ -90,6 +92,7 @@ class System:
     handover_overhead: Leaf
     max_batch: Leaf
     prefill_batch: int = static(default=1)
+    prefill_tokens: Leaf | None = None
     first_token: FirstToken = static(default="prefill")
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None

@@ -63,6 +63,9 @@ FLAGS = [
     ({"max_model_len": "2"}, "--max-model-len 2: every request is longer"),
     ({"csv": "no/such/folder/x.csv"}, "there is no directory"),
     ({"csv": "."}, "is not a regular file"),
+    ({"dispatch": "fastest"}, "--dispatch: 'fastest' must be shared, jsq, round-robin or random"),
+    ({"prefill_tokens": "0"}, "--prefill-tokens: '0' must be at least 1"),
+    ({"prefill_tokens": "900", "prefill_batch": "1"}, "leaves --prefill-tokens nothing to do"),
 ]
 
 

@@ -53,6 +53,7 @@ def cases(draw):
         handover_overhead=draw(st.sampled_from([0.0, 0.15])),
         max_batch=draw(st.sampled_from([1, 3, INF])),
         prefill_batch=draw(st.integers(1, 3)),
+        prefill_tokens=draw(st.sampled_from([None, 12.0, 40.0])),
         first_token=draw(st.sampled_from(MODES)),
         dispatch=draw(st.sampled_from(RULES)),
     )
@@ -119,6 +120,8 @@ def check_prefill(system, r):
         for start in np.unique(r.prefill_start[r.prefill_instance == g]):
             batch = np.flatnonzero((r.prefill_instance == g) & (r.prefill_start == start))
             assert len(batch) <= system.prefill_batch
+            tokens = system.prefill_tokens or INF
+            assert len(batch) == 1 or r.n_in[batch].sum() <= tokens
             queue = np.flatnonzero(lines(system, r)[0 if system.dispatch == "shared" else g])
             assert (np.diff(np.searchsorted(queue, batch)) == 1).all()  # neighbours in it
             assert start >= free[0] - 1e-9

@@ -163,3 +163,12 @@ def test_fewest_requests_then_lowest_index():
     system = make_system(LinearTimes(fixed=0.1), LinearTimes(fixed=1.0), n_decode=2)
     r = run(system, np.zeros(4), np.ones(4), np.array([9, 2, 9, 9]))
     assert r.decode_instance.tolist() == [0, 1, 0, 1]
+
+
+def test_prompts_computed_together_within_a_budget_of_tokens():
+    """In order and never more than fit, but a prompt over the budget is computed alone."""
+    system = make_system(LinearTimes(fixed=1.0, per_new=0.1), prefill_batch=9, prefill_tokens=10.0)
+    arrival, n_in = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]), np.array([5, 4, 6, 3, 20, 1])
+    r = run(system, arrival, n_in, np.ones(6))
+    np.testing.assert_allclose(r.prefill_start, [0, 1.5, 1.5, 3.5, 4.8, 7.8])
+    np.testing.assert_allclose(r.prefill_end, [1.5, 3.5, 3.5, 4.8, 7.8, 8.9])
