@@ -58,7 +58,7 @@ def simulate_first(
     if not 0 < rate < math.inf:
         raise InputError(f"rate = {rate} must be positive and finite (1/s)")
     drawn = _draw(workload, horizon, range(seed, seed + runs))
-    return [run(system, unit / rate, n_in, n_out) for unit, n_in, n_out in drawn]
+    return [run(system, unit / rate, n_in, n_out, seed=s) for s, unit, n_in, n_out in drawn]
 
 
 def summarise_first(runs: Sequence[Records], slo: Slo) -> Summary:
@@ -134,7 +134,7 @@ def goodput_first(
     def shares(rate: float) -> np.ndarray:
         nonlocal probes
         probes += len(drawn)
-        served = (run(system, unit / rate, n_in, n_out) for unit, n_in, n_out in drawn)
+        served = (run(system, unit / rate, n_in, n_out, seed=s) for s, unit, n_in, n_out in drawn)
         return np.array([meets(records, slo).mean() for records in served])
 
     def margin(rate: float) -> tuple[float, float]:
@@ -157,8 +157,8 @@ def goodput_first(
 
 def _draw(
     workload: Workload, horizon: int, seeds: Sequence[int]
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Requests of each run; a recording has no chance in it, so one run of it is enough."""
+) -> list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Seed and requests of each run; of a recording, which has no chance in it, one is enough."""
     if len(np.asarray(workload.arrivals)):
         seeds = seeds[:1]
-    return [draw_requests(workload, horizon, seed=s, stratify=False) for s in seeds]
+    return [(s, *draw_requests(workload, horizon, seed=s, stratify=False)) for s in seeds]
