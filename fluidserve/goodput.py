@@ -29,6 +29,8 @@ _BISECTIONS = 7
 _SECANTS = 8
 _VANISHING = 1e-4
 _TIGHT = 2e-4
+_MISSED = 5e-4
+"""How far below the target attainment may be at a rate that still counts as the root."""
 
 
 def root_rate(
@@ -41,9 +43,10 @@ def root_rate(
 ) -> tuple[Float[Array, "*c"], list[Any]]:
     """Largest rate in ``[0, upper]`` that meets the target, and evaluations around it.
 
-    A vanishing rate first, then bisection, then regula falsi with the Illinois rule. All
-    evaluations, also those wanted afterwards, run through one loop body, so that the model is
-    compiled once.
+    A vanishing rate first, then bisection, then regula falsi with the Illinois rule. The root is
+    tried as well: where it misses the target because attainment jumps, the last rate that met the
+    target takes its place. All evaluations, also those wanted afterwards, run through one loop
+    body, so that the model is compiled once.
 
     Args:
       evaluate: the model at a rate and with the limits of the SLO scaled by a factor, any pytree of
@@ -55,15 +58,15 @@ def root_rate(
       then: evaluations wanted afterwards; a vanishing rate stands for a rate found to be 0.
 
     Returns:
-      the rate, 1/s, to 1e-5 of `upper` where attainment is smooth and 1e-3 where it jumps; 0
-      where even a ten-thousandth of `upper` misses the target; and one evaluation for each entry of
-      `then`.
+      the rate, 1/s, to 1e-5 of `upper` where attainment is smooth and 1e-3 where it jumps, with an
+      attainment of at least ``target - 5e-4``; 0 where even a ten-thousandth of `upper` misses
+      the target; and one evaluation for each entry of `then`.
     """
     evaluate = jax.jit(evaluate)  # traced once for the shapes and for the loop
     shapes = jax.eval_shape(evaluate, upper, jnp.ones((), upper.dtype))
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), [t.keep(shapes) for t in then])
     on_limits = jnp.array([t.on_limits for t in then] or [1.0], upper.dtype)
-    searches = 1 + _BISECTIONS + _SECANTS
+    searches = 1 + _BISECTIONS + _SECANTS + 1
     lowest = _VANISHING * upper
 
     def secant(low, high, over, under):
@@ -82,7 +85,8 @@ def root_rate(
         wanted = jnp.stack([t.rate(found) for t in then] or [found])
         extra = jnp.maximum(i - searches, 0)
         middle = jnp.where(i <= _BISECTIONS, 0.5 * (low + high), secant(low, high, over, under))
-        probe = jnp.where(i == 0, lowest, middle)
+        last = i == searches - 1
+        probe = jnp.where(i == 0, lowest, jnp.where(last, found, middle))
         searching = i < searches
         rate = jnp.where(searching, probe, wanted[extra])
         result = evaluate(rate, jnp.where(searching, 1.0, on_limits[extra]))
@@ -97,9 +101,11 @@ def root_rate(
             jax.tree.map(lambda new, old, j=j: jnp.where(i == searches + j, new, old), new, old)
             for j, (new, old) in enumerate(zip((t.keep(result) for t in then), kept, strict=True))
         ]
+        low = jnp.where(up | (last & (over > 0.0) & (excess >= -_MISSED)), rate, low)
+        high = jnp.where(down & ~first_miss, rate, high)
         return (
-            jnp.where(up, rate, low),
-            jnp.where(down & ~first_miss, rate, high),
+            low,
+            jnp.where(last, low, high),
             jnp.where(up, jnp.maximum(excess, 1e-9), jnp.where(down, over * halved, over)),
             jnp.where(down & ~first_miss, excess, jnp.where(up, under * halved, under)),
             kept,

@@ -9,12 +9,21 @@ from fluidserve.specs.deployment import Disaggregated
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """Mean and quantiles of a latency over requests, s; ``inf`` where it grows without bound."""
+    """Mean and quantiles of a latency over requests, s; ``inf`` where it grows without bound.
+
+    Attributes:
+      mean: mean.
+      p50: median.
+      p90: what 90% of the requests do not exceed.
+      p99: the same for 99%.
+      at_share: the same for the share that its limit asks for by itself; None without one.
+    """
 
     mean: float
     p50: float
     p90: float
     p99: float
+    at_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +57,7 @@ class Simulated:
       tpot: time per output token at that rate.
       requests: requests of each run.
       runs: runs that were needed.
+      e2e: end-to-end latency at that rate.
     """
 
     goodput: float
@@ -57,6 +67,7 @@ class Simulated:
     tpot: Latency
     requests: int
     runs: int
+    e2e: Latency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Replayed:
       ttft: time to first token.
       tpot: time per output token.
       requests: how many were replayed.
+      kept: whether the promise is kept.
     """
 
     rate: float
@@ -76,6 +88,7 @@ class Replayed:
     ttft: Latency
     tpot: Latency
     requests: int
+    kept: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +103,8 @@ class DeploymentResult:
       rate: the rate that the numbers below belong to, 1/s; in a closed loop the throughput.
       ttft: time to first token at that rate.
       tpot: time per output token after the first at that rate, over requests with two and more.
-      attainment: share of requests that meet both limits.
+      attainment: share of requests that meet the joint limits together; all limits where each has
+        a share of its own.
       prefill_load: busy share of the prefill pool.
       link_load: busy share of the KV link.
       decode_load: demand on the decode pool over its throughput with all slots taken.
@@ -107,6 +121,7 @@ class DeploymentResult:
       output_token_rate: output tokens per second at the rate.
       simulated: the cross-check; None where it was not asked for.
       replayed: the recording whose busiest window was planned for; None where there is none.
+      e2e: end-to-end latency at that rate; None unless the SLO limits it.
     """
 
     deployment: Disaggregated
@@ -131,6 +146,7 @@ class DeploymentResult:
     output_token_rate: float = math.nan
     simulated: Simulated | None = None
     replayed: Replayed | None = None
+    e2e: Latency | None = None
 
     @property
     def gpus(self) -> int:
@@ -162,6 +178,7 @@ class DeploymentResult:
             "output_token_rate": self.output_token_rate,
             "ttft": dataclasses.asdict(self.ttft),
             "tpot": dataclasses.asdict(self.tpot),
+            "e2e": dataclasses.asdict(self.e2e) if self.e2e else None,
             "attainment": self.attainment,
             "utilization": {
                 "prefill": self.prefill_load,

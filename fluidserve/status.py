@@ -19,6 +19,8 @@ class Binding(enum.IntEnum):
     TTFT_UNREACHABLE = 7
     TPOT_UNREACHABLE = 8
     USERS = 9
+    E2E = 10
+    E2E_UNREACHABLE = 11
 
     @property
     def label(self) -> str:
@@ -43,6 +45,10 @@ ADVICE = {
     "use a larger decode tp, a faster GPU, or relax the limit.",
     Binding.USERS: "no stage is full: throughput is what so many users ask for; more of them, or "
     "faster stages (a larger tp), raise it.",
+    Binding.E2E: "end-to-end latency binds: most of it is decode time, so add decode instances or "
+    "a larger decode tp; where TTFT is a large part of it, also prefill instances.",
+    Binding.E2E_UNREACHABLE: "even an idle system misses the end-to-end limit for too many "
+    "requests: use a larger decode tp, a faster GPU, or relax the limit.",
 }
 
 

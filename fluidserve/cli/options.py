@@ -72,17 +72,17 @@ TRAFFIC = _options(
     },
 )  # fmt: skip
 PROMISE = _options(
-    "Promise",
+    "Promise: at least one limit",
     {
-        "ttft": ("TIME", "Limit on the time to first token, such as 300ms."),
-        "tpot": ("TIME", "Limit on the time per output token, such as 50ms."),
-        "attainment": ("X", "Share of requests that must meet both (default 0.9)."),
-        "horizon": (
-            "N",
-            "Judge the first N requests into an empty system (default: steady).",
-        ),
+        "ttft": ("[pN:]TIME", "Limit on the time to first token: 300ms, or p95:300ms for 95% of "
+                 "the requests."),
+        "tpot": ("[pN:]TIME", "Limit on the time per output token, such as 50ms or p99:50ms."),
+        "e2e": ("[pN:]TIME", "Limit on the time to the last token, such as 10s or p90:10s."),
+        "attainment": ("X", "Share of requests that must meet the limits without a percentile "
+                       "together (default 0.9)."),
+        "horizon": ("N", "Judge the first N requests into an empty system (default: steady)."),
     },
-)
+)  # fmt: skip
 ENGINE = _options(
     "Engine",
     {

@@ -151,11 +151,11 @@ def answer_parts(problem: Problem, result: PlanResult) -> list[Any]:
     parts = [
         question_sentence(problem),
         *traffic_sentences(problem, rate_given=result.rate is not None),
-        plan_table(rows),
+        plan_table(rows, problem.slo),
         *explain(problem, result),
     ]
     if any(r.simulated is not None for r in rows):
-        parts += [crosscheck_table(rows), *crosscheck_sentences(result)]
+        parts += [crosscheck_table(rows, problem.slo), *crosscheck_sentences(result)]
     if any(r.replayed is not None for r in rows):
         parts += [replay_table(rows), *replay_sentences(problem, rows)]
     return parts

@@ -155,7 +155,7 @@ def _print_answer(
         *traffic_sentences(problem, rate_given=rate_given),
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
         f"({asked}); {_requests_phrase(problem, inputs, summary)}, seed {inputs.seed}",
-        latency_table(row, summary),
+        latency_table(row, summary, problem.slo),
         phases_table(row, phases),
         load_table(row, summary, use),
     ]
@@ -166,7 +166,7 @@ def _print_answer(
     parts += [limit_sentence(row), confidence_sentence(row), *burst_sentences(problem, row)]
     parts += [*prefix_sentences(problem), profile_sentence(problem)]
     if row.simulated is not None:
-        parts.append(crosscheck_table([row]))
+        parts.append(crosscheck_table([row], problem.slo))
     if row.replayed is not None:
         parts += [replay_table([row]), *replay_sentences(problem, [row])]
     print_answer(parts)
@@ -203,6 +203,7 @@ def _as_json(
             "ttft": dataclasses.asdict(summary.ttft),
             "tpot": dataclasses.asdict(summary.tpot),
             "phases": dataclasses.asdict(phases),
+            "e2e": dataclasses.asdict(summary.e2e),
             "throughput": summary.throughput,
             "utilization": {"prefill": use.prefill, "link": use.link, "decode": use.decode},
             "batch": use.decode_batch,

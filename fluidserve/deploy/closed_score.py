@@ -1,15 +1,15 @@
 """What is said of a deployment in a closed loop: throughput, what limits it, and doubts."""
 
-import dataclasses
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.deploy.binding import missed_metric, of_metric
 from fluidserve.deploy.closed_loop import closed_state
 from fluidserve.deploy.disaggregated import Metrics, Plan, State, largest_rate, metrics_of
 from fluidserve.deploy.latency import Latencies, latencies
+from fluidserve.deploy.promise import scaled
 from fluidserve.queueing.mgn import MAX_SERVERS
 from fluidserve.specs.slo import Slo
 from fluidserve.status import Binding, Doubt
@@ -62,18 +62,18 @@ def closed_score(
     """
     state, rate = closed_state(plan, users, max_replicas=max_replicas)
     metrics = metrics_of(plan, slo, rate, state)
-    met = metrics.attainment >= slo.attainment
+    met = metrics.excess >= 0.0
     return ClosedScore(
         throughput=rate,
         goodput=jnp.where(met, rate, 0.0),
         metrics=metrics,
-        binding=_binding(plan, metrics, rate, met),
+        binding=_binding(plan, slo, metrics, rate, met),
         doubts=_doubts(plan, slo, state, metrics, rate, met),
-        latencies=latencies(plan, state, quantile_steps),
+        latencies=latencies(plan, state, quantile_steps, slo),
     )
 
 
-def _binding(plan: Plan, metrics: Metrics, rate, met) -> Int[Array, "*c"]:
+def _binding(plan: Plan, slo: Slo, metrics: Metrics, rate, met) -> Int[Array, "*c"]:
     """What keeps throughput from being higher, or else which limit more requests miss.
 
     A stage at 98% of what it can do binds, and so do slots for which more than half of the requests
@@ -83,8 +83,7 @@ def _binding(plan: Plan, metrics: Metrics, rate, met) -> Int[Array, "*c"]:
     found = jnp.where(metrics.slot_waits > 0.5, Binding.DECODE_SLOTS, Binding.USERS)
     found = jnp.where(rate > _FULL * link, Binding.LINK, found)
     found = jnp.where(rate > _FULL * prefill, Binding.PREFILL_CAPACITY, found)
-    by_ttft = metrics.ttft_attainment <= metrics.tpot_attainment
-    missed = jnp.where(by_ttft, Binding.TTFT, Binding.TPOT)
+    missed = of_metric(missed_metric(plan, slo, metrics), Binding.TTFT, Binding.TPOT, Binding.E2E)
     return jnp.where(met, found, missed).astype(jnp.int32)
 
 
@@ -92,8 +91,7 @@ def _doubts(plan: Plan, slo: Slo, state: State, metrics: Metrics, rate, met) -> 
     """Bits of `Doubt`; the thresholds come from comparisons with the event simulator."""
 
     def attained(factor):
-        limits = dataclasses.replace(slo, ttft=slo.ttft * factor, tpot=slo.tpot * factor)
-        return metrics_of(plan, limits, rate, state).attainment >= slo.attainment
+        return metrics_of(plan, scaled(slo, factor), rate, state).excess >= 0.0
 
     raised = {
         Doubt.ALIKE: plan.lengths.steps_scv < _ALIKE,

@@ -23,21 +23,28 @@ def doubts_of(
       plan: the deployment.
       slo: the promise.
       metrics: the deployment at its goodput.
-      slower: attainment at ``1 - NUDGE`` of that rate.
-      tighter: attainment at that rate under limits of ``1 - NUDGE`` of the promise.
+      slower: `Metrics.excess` at ``1 - NUDGE`` of that rate.
+      tighter: the same at that rate under limits of ``1 - NUDGE`` of the promise.
     """
     system, bins = plan.system, plan.bins
     share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
     alone = plan.prefill.high * plan.prefill.pp
-    never = jnp.sum(share * (alone > slo.ttft), axis=0)
     typical = plan.prefill.mean * plan.prefill.pp
+    reach, hopeless = slo.ttft, 0.06
+    if slo.ttft_share is not None:
+        # the same share of what may miss, and a margin: a percentile beyond it is that of idle
+        # instances, which hardly reacts to the rate
+        own = slo.ttft_share > 0.0
+        reach = jnp.where(own, 0.9 * slo.ttft, slo.ttft)
+        hopeless = jnp.where(own, 0.6 * (1.0 - slo.ttft_share), hopeless)
+    never = jnp.sum(share * (alone > reach), axis=0)
     held = slots(system.decode, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
-    gained = jnp.maximum(slower - metrics.attainment, 1e-6)
-    lost = jnp.maximum(metrics.attainment - tighter, 0.0)
+    gained = jnp.maximum(slower - metrics.excess, 1e-6)
+    lost = jnp.maximum(metrics.excess - tighter, 0.0)
     leverage = lost / gained
     raised = {
         Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
-        Doubt.LENGTH_TAIL: never > 0.06,
+        Doubt.LENGTH_TAIL: never > hopeless,
         Doubt.FEW_SLOTS: held < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,
         Doubt.PREFILL_MEMORY: (metrics.overflow > 0.01) | (metrics.prefill_memory > 0.5),

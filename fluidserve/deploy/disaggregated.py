@@ -10,11 +10,21 @@ link. When decode is full, prompts pile up in prefill memory; once that overflow
 Arrays have their bins on the first axis and candidates on the rest.
 """
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.deploy.end_to_end import sum_within, time_grid
+from fluidserve.deploy.promise import (
+    attainments,
+    excess_of,
+    has_shares,
+    reported,
+)
 from fluidserve.queueing.mgn import MAX_SERVERS
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
@@ -36,9 +46,11 @@ from fluidserve.stages.prefill import (
     prefill_state,
 )
 from fluidserve.stages.windowed import prompt_moments
-from fluidserve.status import Binding
 from fluidserve.timing.instance import System
 from fluidserve.timing.kv import tokens_held
+
+NO_LIMIT = 1e9
+"""Seconds that stand for no limit: beyond any latency, and finite for the arithmetic."""
 
 
 @pytree
@@ -86,7 +98,10 @@ class Metrics:
     """A deployment at one rate; every leaf has the shape of the candidates.
 
     Attributes:
-      attainment: share of the requests that meet TTFT and TPOT.
+      attainment: share of the requests that meet the joint limits together; all limits where
+        each has a share of its own.
+      excess: smallest of what the shares of the promise are above their targets; not negative
+        where the promise is kept.
       ttft_attainment: share that meets TTFT.
       tpot_attainment: share that meets TPOT.
       prefill_load: busy share of the prefill pool's first stages.
@@ -97,9 +112,11 @@ class Metrics:
       slot_waits: chance of waiting for a decode slot.
       prefill_memory: mean tokens held in prefill memory over what fits.
       overflow: chance that prompts waiting for a slot fill the prefill memory.
+      e2e_attainment: share that meets the limit on end-to-end latency; None without one.
     """
 
     attainment: Leaf
+    excess: Leaf
     ttft_attainment: Leaf
     tpot_attainment: Leaf
     prefill_load: Leaf
@@ -110,6 +127,7 @@ class Metrics:
     slot_waits: Leaf
     prefill_memory: Leaf
     overflow: Leaf
+    e2e_attainment: Leaf | None = None
 
 
 @pytree
@@ -184,8 +202,8 @@ def decoded_share(plan: Plan):
 def ttft_within(
     plan: Plan, state: State, limit: Float[Array, "..."] | float
 ) -> Float[Array, "q *c"]:
-    """Share of each prompt bin whose TTFT is at most `limit`."""
-    prefill = state.prefill
+    """Share of each prompt bin whose TTFT is at most `limit`; ``inf`` is no limit."""
+    prefill, limit = state.prefill, jnp.minimum(limit, NO_LIMIT)
     if plan.system.first_token == "prefill":
         return prefill.within(limit) * (1.0 - state.overflow)
     decode, system = state.decode, plan.system
@@ -213,16 +231,81 @@ def first_step(decode: DecodeState) -> Float[Array, "*c"]:
     return decode.step * (1.0 + 0.5 * jnp.minimum(met, 1.0))
 
 
-def tpot_met(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "m *c"]:
-    """Share of each output bin whose TPOT is at most `limit`."""
+def tpot_met(
+    plan: Plan,
+    state: State,
+    limit: Float[Array, "..."] | float,
+    gaps: Float[Array, " n"] | None = None,
+) -> Float[Array, "n *c"]:
+    """Share of each output bin whose TPOT is at most `limit`; ``inf`` is no limit.
+
+    Args:
+      plan: the deployment.
+      state: its stages at a rate.
+      limit: on the mean time per output token after the first, s.
+      gaps: output lengths less one to tell it for, instead of the bins'.
+    """
+    lengths = plan.lengths if gaps is None else dataclasses.replace(plan.lengths, gaps=gaps)
     return tpot_within(
         state.decode,
-        plan.lengths,
-        limit,
+        lengths,
+        jnp.minimum(limit, NO_LIMIT),
         handover=state.handover,
         handover_var=handover_var(plan, state.link),
         first_token=plan.system.first_token,
     )
+
+
+def earliest_ttft(plan: Plan, state: State) -> Float[Array, "*c"]:
+    """TTFT of the shortest prompt where nothing is in its way, s."""
+    alone = plan.prefill.low[0] * plan.prefill.pp
+    if plan.system.first_token == "prefill":
+        return alone
+    system = plan.system
+    transfer = plan.bins.in_low[0] * system.kv_bytes_per_token / system.link_bandwidth
+    return alone + transfer + system.handover_overhead + first_step(state.decode)
+
+
+def decode_met(plan: Plan, state: State, time: Float[Array, "j *c"]) -> Float[Array, "j m k *c"]:
+    """Share that decodes within `time`, s, by output bin and part of the bin.
+
+    A request of g + 1 output tokens decodes for g times its TPOT.
+    """
+    nodes = _gap_nodes(plan.bins)
+    gaps = jnp.reshape(nodes, -1)
+    per_gap = jnp.reshape(jnp.maximum(gaps, 1.0), (-1, *([1] * jnp.ndim(state.handover))))
+    limits = time[:, None] / per_gap
+    within = jax.vmap(lambda limit: tpot_met(plan, state, limit, gaps))(limits)
+    return jnp.reshape(within, (within.shape[0], *nodes.shape, *within.shape[2:]))
+
+
+def _gap_nodes(bins: LengthBins) -> Float[Array, "m k"]:
+    return bins.gap_mean[:, None] if bins.gap_nodes is None else bins.gap_nodes
+
+
+def e2e_shares(
+    plan: Plan, state: State, limit: Leaf, ttft_cap: Float[Array, "q *c"], tpot_cap: Leaf
+) -> tuple[Float[Array, "*c"], Float[Array, "*c"]]:
+    """Share that meets the end-to-end limit, and that which meets other limits as well.
+
+    Args:
+      plan: the deployment.
+      state: its stages at a rate.
+      limit: on end-to-end latency, s; ``inf`` is no limit.
+      ttft_cap: share of each prompt bin that meets the limit on TTFT that is to hold too.
+      tpot_cap: limit on TPOT that is to hold too, s.
+    """
+    limit = jnp.broadcast_to(jnp.minimum(limit, NO_LIMIT), jnp.shape(state.handover))
+    times = time_grid(earliest_ttft(plan, state), limit)
+    first = jax.vmap(lambda time: ttft_within(plan, state, time))(times)
+    rest = decode_met(plan, state, limit - times)
+    # a share grows with its limit, so that of two limits is the smaller one
+    nodes = _gap_nodes(plan.bins)
+    cap = tpot_met(plan, state, tpot_cap, jnp.reshape(nodes, -1))
+    capped = jnp.minimum(rest, jnp.reshape(cap, (*nodes.shape, *cap.shape[1:])))
+    joint = plan.bins.joint
+    alone = sum_within(joint, first, jnp.mean(rest, axis=2))
+    return alone, sum_within(joint, jnp.minimum(first, ttft_cap), jnp.mean(capped, axis=2))
 
 
 def handover_var(plan: Plan, link: LinkState) -> Float[Array, "*c"]:
@@ -248,15 +331,19 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     ttft = ttft_within(plan, state, slo.ttft)
     tpot = tpot_met(plan, state, slo.tpot)
     carried = (state.link.load < 1.0) & (state.prefill.load < 1.0) & (state.decode.full < 1.0)
-    joint = jnp.tensordot(plan.bins.joint, tpot, axes=1)
     decode, system = state.decode, plan.system
     prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     held = plan.prefill.mean * system.prefill.pp + state.handover
     held = held + decode.mean_wait()
+    met, e2e = _met_together(plan, state, slo, ttft, tpot)
+    attainment = jnp.where(carried, met, 0.0)
+    by_ttft, by_tpot = _mean(plan.bins.in_share, ttft), _mean(plan.bins.out_share, tpot)
+    by_limit = jnp.where(carried, attainments(plan.bins, by_ttft, by_tpot, e2e), 0.0)
     return Metrics(
-        attainment=jnp.where(carried, jnp.sum(joint * ttft, axis=0), 0.0),
-        ttft_attainment=_mean(plan.bins.in_share, ttft),
-        tpot_attainment=_mean(plan.bins.out_share, tpot),
+        attainment=attainment,
+        excess=excess_of(slo, attainment, by_limit),
+        ttft_attainment=by_ttft,
+        tpot_attainment=by_tpot,
         prefill_load=state.prefill.load,
         link_load=state.link.load,
         decode_load=decode.full,
@@ -268,7 +355,33 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
         * held
         / jnp.maximum(system.n_prefill * system.prefill.kv_capacity, 1.0),
         overflow=state.overflow,
+        e2e_attainment=e2e,
     )
+
+
+def _met_together(plan: Plan, state: State, slo: Slo, ttft, tpot):
+    """Share that meets the limits of the joint attainment, and that which meets the end-to-end one.
+
+    Args:
+      plan: the deployment.
+      state: its stages at a rate.
+      slo: the promise.
+      ttft: share of each prompt bin that meets TTFT.
+      tpot: share of each output bin that meets TPOT.
+    """
+    tpot_limit = slo.tpot
+    e2e_counts = True
+    if has_shares(slo):
+        ttft_counts, tpot_counts, e2e_counts = reported(slo)
+        ttft = jnp.where(ttft_counts, ttft, 1.0)
+        tpot = jnp.where(tpot_counts, tpot, 1.0)
+        tpot_limit = jnp.where(tpot_counts, slo.tpot, NO_LIMIT)
+    joint = jnp.tensordot(plan.bins.joint, tpot, axes=1)
+    both = jnp.sum(joint * ttft, axis=0)
+    if slo.e2e is None:
+        return both, None
+    alone, together = e2e_shares(plan, state, slo.e2e, ttft, tpot_limit)
+    return jnp.where(e2e_counts, together, both), alone
 
 
 def _mean(share: Float[Array, " q"], values: Float[Array, "q *c"]) -> Float[Array, "*c"]:
@@ -290,36 +403,3 @@ def largest_rate(plan: Plan) -> tuple[Float[Array, "*c"], Float[Array, "*c"], Fl
     per_slot = lengths.mean_steps * step_time(system.decode, lengths, room)
     decode = system.n_decode * room / per_slot
     return prefill, jnp.broadcast_to(link, prefill.shape), decode
-
-
-def binding_of(
-    goodput: Float[Array, "*c"], metrics: Metrics, limits: tuple[Float[Array, "*c"], ...]
-) -> Int[Array, "*c"]:
-    """What keeps goodput from being higher, as a `Binding`.
-
-    At 99.5% of the rate that saturates a stage, that stage binds. Otherwise it is the metric that
-    more requests miss; slots bind where more than half of the misses of TPOT wait for one.
-
-    Args:
-      goodput: the goodput, 1/s; 0 when the SLO cannot be met.
-      metrics: the deployment at that rate, or at a vanishing rate.
-      limits: rates that saturate prefill, link and decode, 1/s.
-    """
-    prefill, link, decode = limits
-    misses_ttft = 1.0 - metrics.ttft_attainment
-    misses_tpot = 1.0 - metrics.tpot_attainment
-    by_ttft = misses_ttft >= misses_tpot
-    waiting = metrics.slot_waits > 0.5 * misses_tpot
-    found = jnp.where(by_ttft, Binding.TTFT, jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TPOT))
-    found = jnp.where(
-        metrics.overflow > 0.5 * (misses_ttft + misses_tpot), Binding.PREFILL_MEMORY, found
-    )
-    saturated = jnp.where(
-        prefill <= jnp.minimum(link, decode),
-        Binding.PREFILL_CAPACITY,
-        jnp.where(link <= decode, Binding.LINK, Binding.DECODE_CAPACITY),
-    )
-    upper = jnp.minimum(jnp.minimum(prefill, link), decode)
-    found = jnp.where(goodput > 0.995 * upper, saturated, found)
-    unreachable = jnp.where(by_ttft, Binding.TTFT_UNREACHABLE, Binding.TPOT_UNREACHABLE)
-    return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)

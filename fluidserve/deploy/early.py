@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import (
+    NO_LIMIT,
     Metrics,
     Plan,
     State,
@@ -32,7 +33,14 @@ from fluidserve.deploy.disaggregated import (
     handover_var,
     largest_rate,
 )
-from fluidserve.deploy.latency import Latencies, quantiles
+from fluidserve.deploy.latency import QUANTILES, Latencies, levels_of, quantiles
+from fluidserve.deploy.promise import (
+    attainments,
+    excess_of,
+    has_shares,
+    own_shares,
+    reported,
+)
 from fluidserve.queueing.mgn import MAX_SERVERS
 from fluidserve.queueing.transient import Walk
 from fluidserve.specs.slo import Slo
@@ -312,11 +320,16 @@ def early_metrics(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: EarlySt
     nodes, system = state.nodes, plan.system
 
     def shares(at):
-        ttft = _ttft_within(plan, at, slo.ttft) * (1.0 - at.overflow)
-        tpot = _tpot_within(plan, at, slo.tpot)
-        joint = jnp.sum(jnp.tensordot(plan.bins.joint, tpot, axes=1) * ttft, axis=0)
+        ttft = _ttft_within(plan, at, jnp.minimum(slo.ttft, NO_LIMIT)) * (1.0 - at.overflow)
+        tpot = _tpot_within(plan, at, jnp.minimum(slo.tpot, NO_LIMIT))
         by_ttft = jnp.tensordot(plan.bins.in_share, ttft, axes=1)
-        return joint, by_ttft, jnp.tensordot(plan.bins.out_share, tpot, axes=1)
+        by_tpot = jnp.tensordot(plan.bins.out_share, tpot, axes=1)
+        if has_shares(slo):
+            ttft_counts, tpot_counts, _ = reported(slo)
+            ttft = jnp.where(ttft_counts, ttft, 1.0)
+            tpot = jnp.where(tpot_counts, tpot, 1.0)
+        joint = jnp.sum(jnp.tensordot(plan.bins.joint, tpot, axes=1) * ttft, axis=0)
+        return joint, by_ttft, by_tpot
 
     joint, ttft, tpot = (_averaged(x) for x in jax.vmap(shares)(nodes))
     batch = _averaged(nodes.decode.batch)
@@ -326,6 +339,7 @@ def early_metrics(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: EarlySt
     waits = jax.vmap(lambda at: at.slot.tail(jnp.zeros_like(at.handover)))(nodes)
     return Metrics(
         attainment=joint,
+        excess=excess_of(slo, joint, attainments(plan.bins, ttft, tpot, None)),
         ttft_attainment=ttft,
         tpot_attainment=tpot,
         prefill_load=state.steady.prefill.load,
@@ -339,13 +353,16 @@ def early_metrics(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: EarlySt
     )
 
 
-def early_latencies(plan: Plan, state: EarlyState, steps: Leaf) -> Latencies:
+def early_latencies(
+    plan: Plan, state: EarlyState, steps: Leaf, slo: Slo | None = None
+) -> Latencies:
     """Means and quantiles over the first requests, without stalls by full prefill memory.
 
     Args:
       plan: the deployment.
       state: over its first requests.
       steps: bisections of each quantile and cells of each mean; with 0 both mean nothing.
+      slo: the promise, which may ask for other quantiles.
     """
     bins = plan.bins
     several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
@@ -360,10 +377,12 @@ def early_latencies(plan: Plan, state: EarlyState, steps: Leaf) -> Latencies:
         return _averaged(jax.vmap(at_node)(state.nodes))
 
     like = jnp.stack([state.steady.handover] * 2)
-    found = quantiles(within, like, steps)
-    reach = _INTEGRAL_REACH * jnp.where(jnp.isfinite(found[-1]), found[-1], 0.0)
+    levels, _ = levels_of(Slo() if slo is None else slo)
+    found = quantiles(within, like, levels, steps)
+    longest = found[len(QUANTILES) - 1]
+    reach = _INTEGRAL_REACH * jnp.where(jnp.isfinite(longest), longest, 0.0)
     mean = _integral(lambda times: 1.0 - within(times), reach, steps)
-    mean = jnp.where(jnp.isfinite(found[-1]), mean, jnp.inf)
+    mean = jnp.where(jnp.isfinite(longest), mean, jnp.inf)
     ttft, tpot = jnp.swapaxes(found, 0, 1)
     return Latencies(
         ttft_mean=mean[0],
@@ -431,15 +450,19 @@ def early_limits(plan: Plan, slo: Slo) -> tuple[Float[Array, "*c"], ...]:
     prefill, link, decode = largest_rate(plan)
     slots = plan.system.n_decode * plan.system.max_batch
     kv = plan.system.n_decode * plan.system.decode.kv_capacity / plan.lengths.reserved
-    answer = slo.ttft + slo.tpot * jnp.max(plan.lengths.gaps)
+    first, between = jnp.minimum(slo.ttft, NO_LIMIT), jnp.minimum(slo.tpot, NO_LIMIT)
+    answer = first + between * jnp.max(plan.lengths.gaps)
+    target = slo.attainment
+    for share in own_shares(slo) if has_shares(slo) else ():
+        target = jnp.minimum(target, jnp.where(share > 0.0, share, 1.0))
 
     def bound(capacity, requests, limit):
-        wait = _MARGIN * limit * capacity / jnp.maximum(slo.attainment * requests, 1.0)
+        wait = _MARGIN * limit * capacity / jnp.maximum(target * requests, 1.0)
         return capacity / jnp.maximum(1.0 - wait, 1.0 / _LARGEST_MULTIPLE)
 
     beyond = jnp.maximum(_requests(plan) - jnp.minimum(slots, kv), 1.0)
     return (
-        bound(prefill, _requests(plan), slo.ttft),
+        bound(prefill, _requests(plan), first),
         bound(link, _requests(plan), answer),
         bound(decode, beyond, answer),
     )

@@ -13,11 +13,16 @@ from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import (
     Plan,
     State,
+    decode_met,
     decoded_share,
+    earliest_ttft,
     first_step,
     tpot_met,
     ttft_within,
 )
+from fluidserve.deploy.end_to_end import sum_within, time_grid
+from fluidserve.deploy.promise import has_shares, own_shares
+from fluidserve.specs.slo import Slo
 
 QUANTILES = (0.5, 0.9, 0.99)
 PHASES = ("queue", "prefill", "handover", "first_step", "decode")
@@ -27,6 +32,8 @@ step; the other decode steps."""
 _SHORTEST, _LONGEST = 1e-6, 1e6
 STEPS = 48
 """Bisections that pin a quantile down to float32."""
+_AMPLE = 4.0
+"""Times P99 of TTFT: where its distribution may end for the sum with the decode time."""
 
 
 @pytree
@@ -40,6 +47,10 @@ class Latencies:
       tpot: its quantiles over the same requests.
       phases: mean time of each of `PHASES`, first axis in that order; ``inf`` where a stage is
         overloaded.
+      e2e_mean: mean time to the last token; None unless the promise limits it.
+      e2e: its quantiles.
+
+    Where limits have shares of their own, a last quantile of each is the one at that share.
     """
 
     ttft_mean: Leaf
@@ -47,16 +58,20 @@ class Latencies:
     tpot_mean: Leaf
     tpot: Leaf
     phases: Leaf
+    e2e_mean: Leaf | None = None
+    e2e: Leaf | None = None
 
 
-def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
+def latencies(plan: Plan, state: State, steps: Leaf = STEPS, slo: Slo | None = None) -> Latencies:
     """Means and quantiles at the rate of `state`.
 
     Args:
       plan: the deployment.
       state: its stages at a rate.
       steps: bisections of each quantile; with 0 the quantiles mean nothing and cost nothing.
+      slo: the promise, which may ask for other quantiles and for end-to-end latency.
     """
+    slo = Slo() if slo is None else slo
     bins = plan.bins
     several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
     several = several / jnp.maximum(jnp.sum(several), 1e-9)
@@ -65,14 +80,75 @@ def latencies(plan: Plan, state: State, steps: Leaf = STEPS) -> Latencies:
         ttft = jnp.tensordot(bins.in_share, ttft_within(plan, state, times[0]), axes=1)
         return jnp.stack([ttft, jnp.tensordot(several, tpot_met(plan, state, times[1]), axes=1)])
 
-    ttft, tpot = jnp.swapaxes(quantiles(shares, jnp.stack([state.handover] * 2), steps), 0, 1)
+    levels, of_e2e = levels_of(slo)
+    like = state.handover
+    ttft, tpot = jnp.swapaxes(quantiles(shares, jnp.stack([like] * 2), levels, steps), 0, 1)
+    mean = ttft_mean(plan, state)
+    e2e_mean = e2e = None
+    if slo.e2e is not None:
+        e2e_mean = mean + _decode_mean(plan, state)
+        e2e = _e2e_quantiles(plan, state, of_e2e, _AMPLE * ttft[2], steps)
     return Latencies(
-        ttft_mean=ttft_mean(plan, state),
+        ttft_mean=mean,
         ttft=ttft,
         tpot_mean=tpot_mean(plan, state, several),
         tpot=tpot,
         phases=phases(plan, state),
+        e2e_mean=e2e_mean,
+        e2e=e2e,
     )
+
+
+def levels_of(slo: Slo) -> tuple[jax.Array, jax.Array]:
+    """Quantile levels of TTFT and TPOT, (p, 2) or (p), and of end-to-end latency, (p).
+
+    Where limits have shares of their own, these follow `QUANTILES`; P90 stands for none.
+    """
+    usual = jnp.array(QUANTILES)
+    if not has_shares(slo):
+        return usual, usual
+    ttft, tpot, e2e = (
+        jnp.where(jnp.asarray(share, usual.dtype) > 0.0, share, 0.9) for share in own_shares(slo)
+    )
+    pairs = jnp.concatenate([jnp.stack([usual, usual], axis=1), jnp.stack([ttft, tpot])[None]])
+    return pairs, jnp.append(usual, e2e)
+
+
+def _decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
+    """Mean time from the first to the last token, s; ``inf`` where decode is overloaded."""
+    decode = state.decode
+    gaps = jnp.sum(plan.bins.out_share * plan.lengths.gaps)
+    mean = gaps * decode.step
+    if plan.system.first_token == "prefill":
+        handed = 1.0 - plan.bins.out_share[0]
+        mean = mean + handed * (state.handover + 0.5 * decode.step + state.decode.mean_wait())
+    return jnp.where((decode.full < 1.0) & (state.link.load < 1.0), mean, jnp.inf)
+
+
+def _e2e_quantiles(
+    plan: Plan, state: State, levels: Float[Array, " p"], longest: Float[Array, "*c"], steps: Leaf
+) -> Float[Array, "p *c"]:
+    """Quantiles of end-to-end latency.
+
+    The distribution of TTFT is computed once, up to `longest`; the bracket is narrow, and a third
+    of the bisections does.
+    """
+    finite = jnp.isfinite(longest)
+    times = time_grid(earliest_ttft(plan, state), jnp.where(finite, longest, 1.0))
+    first = jax.vmap(lambda time: ttft_within(plan, state, time))(times)
+
+    def share(time):
+        rest = jnp.mean(decode_met(plan, state, time - times), axis=2)
+        # what is left after a TTFT beyond the time is negative; a single token needs none of it
+        rest = jnp.where((time >= times)[:, None], rest, 0.0)
+        return sum_within(plan.bins.joint, first, rest)
+
+    decoding = plan.lengths.gaps[-1] * state.decode.step_full + state.handover
+    lowest = jnp.log(jnp.maximum(times[0], _SHORTEST))
+    highest = jnp.log(longest + 2.0 * decoding + 10.0 * state.decode.mean_wait())
+    ends = lowest, jnp.where(finite, highest, lowest + 1.0)
+    found = quantiles(share, state.handover, levels, steps // 3, ends)
+    return jnp.where(finite, found, jnp.inf)
 
 
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
@@ -125,24 +201,35 @@ def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Arra
     return jnp.where(defined, mean, jnp.inf)
 
 
-def quantiles(share, like: Float[Array, "*c"], steps: Leaf) -> Float[Array, "p *c"]:
-    """Times at which increasing shares reach `QUANTILES`, by bisection in the logarithm.
+def quantiles(
+    share,
+    like: Float[Array, "*c"],
+    levels: Float[Array, "p ..."],
+    steps: Leaf,
+    ends: tuple[Float[Array, "*c"], Float[Array, "*c"]] | None = None,
+) -> Float[Array, "p *c"]:
+    """Times at which increasing shares reach some levels, by bisection in the logarithm.
 
     Args:
       share: shares of requests within times; both have a metric on their first axis.
       like: an array of the shape of those times.
+      levels: as they are, or one for each metric, on their last axis.
       steps: bisections.
+      ends: logarithms between which to look; a millionth and a million seconds when left out.
     """
+    if ends is None:
+        ends = jnp.full_like(like, jnp.log(_SHORTEST)), jnp.full_like(like, jnp.log(_LONGEST))
 
     def solve(level):
+        level = jnp.reshape(level, (*level.shape, *([1] * (like.ndim - level.ndim))))
+
         def halve(_, bracket):
             low, high = bracket
             middle = 0.5 * (low + high)
             reached = share(jnp.exp(middle)) >= level
             return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
 
-        ends = jnp.full_like(like, jnp.log(_SHORTEST)), jnp.full_like(like, jnp.log(_LONGEST))
         _, high = lax.fori_loop(0, steps, halve, ends)
         return jnp.where(high > jnp.log(0.99 * _LONGEST), jnp.inf, jnp.exp(high))
 
-    return jax.vmap(solve)(jnp.array(QUANTILES))
+    return jax.vmap(solve)(levels)

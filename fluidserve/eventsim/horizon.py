@@ -15,9 +15,9 @@ from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests
 from fluidserve.eventsim.disaggregated import run
 from fluidserve.eventsim.goodput import GoodputEstimate, bracket, idle_probe, narrow
-from fluidserve.eventsim.measure import Summary, estimate, meets, quantiles
+from fluidserve.eventsim.measure import Summary, estimate, margins, meets, quantiles
 from fluidserve.eventsim.records import Records, Utilisation
-from fluidserve.specs.slo import Slo
+from fluidserve.specs.slo import Slo, limits_of
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.instance import System
 
@@ -71,11 +71,13 @@ def summarise_first(runs: Sequence[Records], slo: Slo) -> Summary:
       slo: the limits.
     """
     share = estimate(np.array([meets(r, slo).mean() for r in runs]))
+    shares = {limit.metric: limit.share for limit in limits_of(slo)}
     spans = np.array([r.arrival[-1] - r.arrival[0] for r in runs])
     done = [np.count_nonzero(r.last_token <= r.arrival[-1]) for r in runs]
     return Summary(
-        ttft=quantiles(np.concatenate([r.ttft for r in runs])),
-        tpot=quantiles(np.concatenate([r.tpot[r.n_out > 1] for r in runs])),
+        ttft=quantiles(np.concatenate([r.ttft for r in runs]), shares.get("ttft")),
+        tpot=quantiles(np.concatenate([r.tpot[r.n_out > 1] for r in runs]), shares.get("tpot")),
+        e2e=quantiles(np.concatenate([r.e2e for r in runs]), shares.get("e2e")),
         attainment=dataclasses.replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0)),
         throughput=float(np.sum(done) / max(float(np.sum(spans)), 1e-9)),
         requests=sum(len(r) for r in runs),
@@ -106,10 +108,10 @@ def goodput_first(
     seed: int = 0,
     tolerance: float = 0.005,
 ) -> GoodputEstimate:
-    """Rate at which the mean attainment over the runs, all requests of them, is the target.
+    """Rate at which the mean shares over the runs, all requests of them, are at their targets.
 
-    All rates see the same requests, only closer together. The interval comes from the spread of
-    the attainment over the runs and from its slope in the rate.
+    All rates see the same requests, only closer together. The interval comes from the spread over
+    the runs of the share that binds and from its slope in the rate.
 
     Args:
       system: the deployment.
@@ -129,20 +131,22 @@ def goodput_first(
     if idle[1] < 0:
         return GoodputEstimate(value=0.0, low=0.0, high=0.0, se=0.0, probes=1)
     drawn = _draw(workload, horizon, range(seed, seed + runs))
-    target, probes = float(slo.attainment), 1
+    probes = 1
 
-    def shares(rate: float) -> np.ndarray:
+    def spare(rate: float) -> np.ndarray:
         nonlocal probes
         probes += len(drawn)
         served = (run(system, unit / rate, n_in, n_out, seed=s) for s, unit, n_in, n_out in drawn)
-        return np.array([meets(records, slo).mean() for records in served])
+        return np.array([margins(records, slo) for records in served])
 
     def margin(rate: float) -> tuple[float, float]:
-        return rate, float(shares(rate).mean()) - target
+        return rate, float(spare(rate).mean(0).min())
 
     low, high = bracket(margin, guess, 1.1, idle)
     root = narrow(margin, low, high, tolerance)
-    slower, faster = shares(root * (1.0 - _NUDGE)), shares(root * (1.0 + _NUDGE))
+    slower, faster = spare(root * (1.0 - _NUDGE)), spare(root * (1.0 + _NUDGE))
+    binds = int(np.argmin((slower + faster).mean(0)))
+    slower, faster = slower[:, binds], faster[:, binds]
     slope = max(float(np.mean(slower - faster)), 1e-9) / (2.0 * _NUDGE * root)
     half = estimate(0.5 * (slower + faster))
     width = (half.high - half.low) / 2.0 / slope

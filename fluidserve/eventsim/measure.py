@@ -9,7 +9,7 @@ from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests, streams
 from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.records import Records
-from fluidserve.specs.slo import Slo
+from fluidserve.specs.slo import Limit, Slo, joint_limits, limits_of, reported_limits
 from fluidserve.specs.workload import Workload, draw_lengths
 from fluidserve.timing.instance import System
 
@@ -111,14 +111,58 @@ def closed_window(users: int, requests: int) -> dict[str, float]:
 
 
 def meets(records: Records, slo: Slo) -> np.ndarray:
-    """Which requests meet both limits, up to a relative rounding error of 1e-9."""
-    in_time = records.ttft <= float(slo.ttft) * _ROUNDING
-    return in_time & (records.tpot <= float(slo.tpot) * _ROUNDING)
+    """Which requests meet the joint limits, or all limits where none is joint.
+
+    A limit is met up to a relative rounding error of 1e-9; a single token always meets TPOT.
+    """
+    met = np.ones(len(records), bool)
+    for limit in reported_limits(slo):
+        met &= _times(records, limit) <= limit.time * _ROUNDING
+    return met
 
 
 def attainment(records: Records, slo: Slo) -> float:
-    """Share of the given requests that meet both limits; take `Records.window` first."""
+    """Share of the given requests that `meets` the limits; take `Records.window` first."""
     return float(meets(records, slo).mean())
+
+
+def margins(records: Records, slo: Slo) -> np.ndarray:
+    """What the share of each constraint of the promise is above its target, (constraints,).
+
+    The joint attainment, where it is asked for, comes first. It is over all requests; so is the
+    share of a limit by itself, except for TPOT, which counts the requests with two and more output
+    tokens and is met where there is none. Take `Records.window` first.
+    """
+    found = []
+    if joint_limits(slo) or not limits_of(slo):
+        found.append(attainment(records, slo) - float(slo.attainment))
+    for limit in limits_of(slo):
+        if limit.share is not None:
+            met = _times(records, limit) <= limit.time * _ROUNDING
+            met = met[records.n_out > 1] if limit.metric == "tpot" else met
+            found.append(float(met.mean() if len(met) else 1.0) - limit.share)
+    return np.array(found)
+
+
+def excess(records: Records, slo: Slo) -> float:
+    """The smallest of the `margins`; not negative where the promise is kept."""
+    return float(margins(records, slo).min())
+
+
+def _times(records: Records, limit: Limit) -> np.ndarray:
+    """The latency that a limit is on, s, by request."""
+    return {"ttft": records.ttft, "tpot": records.tpot, "e2e": records.e2e}[limit.metric]
+
+
+def growth(records: Records) -> float:
+    """Share of the arrivals by which the requests in the system grow late in a whole run.
+
+    Above capacity r, at a rate of R, it is ``1 - r / R``; below, it is small.
+    """
+    n = len(records)
+    inside = np.arange(1, n + 1) - np.searchsorted(np.sort(records.last_token), records.arrival)
+    third, last = inside[n // 2 : 3 * n // 4], inside[3 * n // 4 :]
+    return float(last.mean() - third.mean()) / max(n / 4, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +196,13 @@ def estimate(values: np.ndarray) -> Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
-    """Mean and quantiles of a time, s."""
+    """Mean and quantiles of a time, s; `at_share` at the share its limit asks for by itself."""
 
     mean: float
     p50: float
     p90: float
     p99: float
+    at_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +213,8 @@ class Summary:
       ttft: time to first token.
       tpot: mean time per output token after the first, over the requests with two and more; all
         ``nan`` where there is none.
-      attainment: share of requests that meet both limits, by batch means; a request with a single
-        token always meets the limit on TPOT.
+      e2e: time from arrival to the last token.
+      attainment: share of requests that `meets` the limits, by batch means.
       throughput: requests that finish per second between the first and the last arrival of the
         window; in a closed loop by Little's law.
       requests: requests in the window.
@@ -177,6 +222,7 @@ class Summary:
 
     ttft: Quantiles
     tpot: Quantiles
+    e2e: Quantiles
     attainment: Estimate
     throughput: float
     requests: int
@@ -214,7 +260,7 @@ def summarise(
         raise InputError(f"summarise: {len(kept)} requests do not fill {batches} batches")
     met = meets(kept, slo).astype(np.float64)
     by_batch = estimate(np.array([b.mean() for b in np.array_split(met, batches)]))
-    share = dataclasses.replace(
+    together = dataclasses.replace(
         by_batch,
         value=float(met.mean()),
         low=max(by_batch.low, 0.0),
@@ -226,18 +272,21 @@ def summarise(
     else:
         done = np.count_nonzero((records.last_token > first) & (records.last_token <= last))
         throughput = float(done / (last - first)) if last > first else 0.0
+    share = {limit.metric: limit.share for limit in limits_of(slo)}
     return Summary(
-        ttft=quantiles(kept.ttft),
-        tpot=quantiles(kept.tpot[kept.n_out > 1]),
-        attainment=share,
+        ttft=quantiles(kept.ttft, share.get("ttft")),
+        tpot=quantiles(kept.tpot[kept.n_out > 1], share.get("tpot")),
+        e2e=quantiles(kept.e2e, share.get("e2e")),
+        attainment=together,
         throughput=throughput,
         requests=len(kept),
     )
 
 
-def quantiles(times: np.ndarray) -> Quantiles:
-    """Mean and quantiles of some times, s; ``nan`` without any."""
-    if not len(times):
-        return Quantiles(mean=math.nan, p50=math.nan, p90=math.nan, p99=math.nan)
-    p50, p90, p99 = (float(x) for x in np.quantile(times, [0.5, 0.9, 0.99]))
-    return Quantiles(mean=float(times.mean()), p50=p50, p90=p90, p99=p99)
+def quantiles(times: np.ndarray, share: float | None = None) -> Quantiles:
+    """Mean and quantiles of some times, s, at a share of its own too; ``nan`` without any."""
+    levels = [0.5, 0.9, 0.99] + ([] if share is None else [share])
+    found = np.quantile(times, levels) if len(times) else np.full(len(levels), math.nan)
+    p50, p90, p99, *other = (float(x) for x in found)
+    mean = float(times.mean()) if len(times) else math.nan
+    return Quantiles(mean=mean, p50=p50, p90=p90, p99=p99, at_share=other[0] if other else None)

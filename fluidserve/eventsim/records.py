@@ -128,6 +128,11 @@ class Records:
         """Mean time per token after the first, s; 0 where the first is the only one."""
         return (self.last_token - self.first_token) / np.maximum(self.n_out - 1, 1)
 
+    @property
+    def e2e(self) -> np.ndarray:
+        """Arrival to last token, s."""
+        return self.last_token - self.arrival
+
     def select(self, start: int, stop: int) -> "Records":
         """The requests ``start <= i < stop`` in the order of arrival; `utilisation` stays."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

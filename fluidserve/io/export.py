@@ -72,6 +72,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         "rate_per_s": row.rate,
         **_times("ttft", row.ttft),
         **_times("tpot", row.tpot),
+        **_times("e2e", row.e2e),
         "attainment": row.attainment,
         "prefill_utilization": row.prefill_load,
         "link_utilization": row.link_load,
@@ -96,7 +97,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
 def _times(name: str, latency: Latency | None) -> dict[str, Any]:
     return {
         f"{name}_{part}_s": "" if latency is None else getattr(latency, part)
-        for part in ("mean", "p50", "p90", "p99")
+        for part in ("mean", "p50", "p90", "p99", "at_share")
     }
 
 
@@ -109,6 +110,7 @@ def _simulated(found: Simulated | None) -> dict[str, Any]:
         "simulated_attainment": found.attainment if found else "",
         **_times("simulated_ttft", found.ttft if found else None),
         **_times("simulated_tpot", found.tpot if found else None),
+        **_times("simulated_e2e", found.e2e if found else None),
     }
 
 

@@ -16,7 +16,7 @@ from fluidserve.io.traffic import asked_rate, traffic_of
 from fluidserve.problem import Problem, engine_for
 from fluidserve.results import finite_json
 from fluidserve.specs.hardware import GpuSpec
-from fluidserve.specs.slo import Slo
+from fluidserve.specs.slo import Slo, joint_limits, limits_of
 from fluidserve.timing.profile import load_profile
 
 _LARGEST_FILE = 2**20
@@ -150,7 +150,7 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
         model=model,
         gpu=gpu,
         workload=workload,
-        slo=Slo(ttft=inputs.ttft, tpot=inputs.tpot, attainment=inputs.attainment),
+        slo=inputs.slo,
         engine=engine_for(
             load_profile(inputs.profile),
             gpu,
@@ -195,9 +195,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "app": workload.name if inputs.app is not None else None,
         "trace": inputs.trace,
         "trace_rate": float((workload.whole or workload).rate),
-        "ttft": inputs.ttft,
-        "tpot": inputs.tpot,
-        "attainment": inputs.attainment,
+        **_promise(problem.slo),
         "horizon": inputs.horizon,
         "rate": asked_rate(inputs, workload),
         "rate_of": inputs.rate_of,
@@ -217,3 +215,15 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "deployment": inputs.deployment,
     }
     return finite_json(numbers)
+
+
+def _promise(slo: Slo) -> dict[str, float | None]:
+    """Limits, s, and their percentiles; None for what is not asked for."""
+    given = {limit.metric: limit for limit in limits_of(slo)}
+    values: dict[str, float | None] = {}
+    for metric in ("ttft", "tpot", "e2e"):
+        limit = given.get(metric)
+        values[metric] = limit.time if limit else None
+        share = limit.share if limit else None
+        values[f"{metric}_percentile"] = None if share is None else round(100.0 * share, 6)
+    return values | {"attainment": float(slo.attainment) if joint_limits(slo) else None}

@@ -6,6 +6,7 @@ already needs none of this: `fluidserve.problem.Problem` is the interface.
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,12 +22,14 @@ from pydantic import (
 
 from fluidserve.errors import InputError
 from fluidserve.specs.deployment import Dispatch
+from fluidserve.specs.slo import Limit, Slo
 from fluidserve.units import parse_quantity
 
 MOST_GPUS = 4096
 """Largest budget that is searched."""
 DEFAULT_MAX_GPUS = 64
 """Budget of a question that names only a rate."""
+_PERCENTILE = re.compile(r"\s*[pP](\d+(?:\.\d*)?)\s*")
 
 
 def _whole(value: Any) -> Any:
@@ -75,9 +78,31 @@ def _quantity(unit: str, *, allow_inf: bool = False) -> BeforeValidator:
 
 
 RateOf = Literal["mean", "peak-60s", "peak-10s"]
+
+
+def _limit(value: Any, info: ValidationInfo) -> Limit | None:
+    """Reads a time, or a percentile and a time such as ``p95:500ms``."""
+    metric = str(info.field_name)
+    name, text = _label(info.context, metric), str(value)
+    if value is None:
+        return None
+    head, colon, rest = text.partition(":")
+    share = None
+    if colon:
+        match = _PERCENTILE.fullmatch(head)
+        share = float(match[1]) / 100.0 if match else 0.0
+        if not 0.0 < share < 1.0:
+            raise InputError(
+                f"{name}: {text!r} begins with no percentile above p0 and below p100; write for "
+                "example p95:500ms"
+            )
+    time = parse_quantity(rest if colon else text, "s", name=name)
+    return Limit(metric=metric, time=time, share=share)
+
+
 Count = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
-Seconds = Annotated[float, _quantity("s")]
+Promised = Annotated[Limit | None, BeforeValidator(_limit)]
 Rate = Annotated[float, _quantity("1/s")]
 Bandwidth = Annotated[float, _quantity("B/s", allow_inf=True)]
 GpuNames = Annotated[str | None, BeforeValidator(_names)]
@@ -99,9 +124,10 @@ class Inputs(BaseModel):
       osl_cv: coefficient of variation of the output length.
       app: name of an application.
       trace: path of a request trace.
-      ttft: limit on the time to first token, s.
-      tpot: limit on the time per output token, s.
-      attainment: share of requests that must meet both.
+      ttft: limit on the time to first token, with or without a percentile.
+      tpot: limit on the time per output token, the same.
+      e2e: limit on the time to the last token, the same.
+      attainment: share of requests that must meet the limits without a percentile together.
       horizon: judge the first so many requests into an empty system; steady state when left out.
       rate: arrival rate to serve, 1/s.
       rate_of: which rate of the traffic to serve instead.
@@ -142,8 +168,9 @@ class Inputs(BaseModel):
     osl_cv: Number | None = None
     app: str | None = None
     trace: str | None = None
-    ttft: Seconds
-    tpot: Seconds
+    ttft: Promised = None
+    tpot: Promised = None
+    e2e: Promised = None
     attainment: Number = Field(0.9, gt=0, lt=1)
     horizon: Count | None = Field(None, ge=10, le=1_000_000)
     rate: Rate | None = None
@@ -207,6 +234,32 @@ class Inputs(BaseModel):
         if self.as_json and self.csv is not None:
             raise InputError("--json and --csv are given together; give one of them")
         return self
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> Self:
+        limits = [limit for limit in (self.ttft, self.tpot, self.e2e) if limit is not None]
+        if not limits:
+            raise InputError("no limit: give at least one of --ttft, --tpot and --e2e")
+        if "attainment" in self.model_fields_set and all(x.share is not None for x in limits):
+            raise InputError(
+                "--attainment is of limits without a percentile, and each limit has one; leave "
+                "--attainment or a percentile out"
+            )
+        if self.e2e is not None and self.horizon is not None:
+            raise InputError(
+                "--e2e and --horizon are given together; the formulas for the first requests have "
+                "no end-to-end latency, give one of them"
+            )
+        return self
+
+    @property
+    def slo(self) -> Slo:
+        """The promise."""
+        times, shares = {}, {}
+        for limit in (self.ttft, self.tpot, self.e2e):
+            if limit is not None:
+                times[limit.metric], shares[f"{limit.metric}_share"] = limit.time, limit.share
+        return Slo(attainment=self.attainment, **times, **shares)
 
     @property
     def budget(self) -> int:

@@ -10,6 +10,14 @@ from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.deployment import Pool
 from fluidserve.specs.model import ModelSpec
+from fluidserve.specs.slo import (
+    Limit,
+    Slo,
+    joint_limits,
+    limits_of,
+    percentile_name,
+    reported_limits,
+)
 from fluidserve.status import ADVICE, Binding
 from fluidserve.timing.saturation import saturation_length
 from fluidserve.units import format_bandwidth, format_time
@@ -38,7 +46,7 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
 
 def question_sentence(problem: Problem) -> str:
     """The question in one line."""
-    slo, engine = problem.slo, problem.engine
+    engine = problem.engine
     cv = math.sqrt(float(problem.workload.arrival_scv))
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
     if problem.horizon is not None:
@@ -46,8 +54,7 @@ def question_sentence(problem: Problem) -> str:
     rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
     return (
         f"{problem.model.name} on {_marked(problem)}, {problem.workload.name}, {arrivals}, "
-        f"TTFT <= {format_time(float(slo.ttft))} and TPOT <= {format_time(float(slo.tpot))} for "
-        f"{_share(problem)} of the requests, link {format_bandwidth(engine.link_bandwidth)}{rule}."
+        f"{promise_phrase(problem.slo)}, link {format_bandwidth(engine.link_bandwidth)}{rule}."
     )
 
 
@@ -55,6 +62,21 @@ def _marked(problem: Problem) -> str:
     """The accelerator, with a mark where none of its step times were measured."""
     measured = problem.engine.profile.measured(problem.gpu.name)
     return problem.gpu.name + ("" if measured else " (UNMEASURED)")
+
+
+def promise_phrase(slo: Slo) -> str:
+    """The limits in words.
+
+    Example:
+      >>> promise_phrase(Slo(ttft=0.5, tpot=0.025))
+      'TTFT <= 500ms and TPOT <= 25ms for 90% of the requests'
+      >>> promise_phrase(Slo(ttft=0.5, ttft_share=0.95, e2e=10.0))
+      'E2E <= 10s for 90% of the requests, P95 TTFT <= 500ms'
+    """
+    joint = [_limit_phrase(limit) for limit in joint_limits(slo)]
+    own = [_limit_phrase(limit) for limit in limits_of(slo) if limit.share is not None]
+    together = [f"{_listed(joint)} for {_share(slo)} of the requests"] if joint else []
+    return ", ".join(together + own)
 
 
 def limit_sentence(row: DeploymentResult) -> str:
@@ -237,26 +259,54 @@ def _what(result: PlanResult, best: DeploymentResult) -> str:
 
 
 def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str:
-    target = f"{_share(problem)} of the requests meet both limits in steady state"
+    slo = problem.slo
+    when, of = " in steady state", ""
     if problem.horizon is not None:
-        target = (
-            f"{_share(problem)} of the first {problem.horizon:,} requests into an empty system "
-            "meet both limits (not steady state)"
-        )
+        when = " (not steady state)"
+        of = f" of the first {problem.horizon:,} requests into an empty system"
     goodput = (
         f"{three_digits(best.goodput)} requests/s ({three_digits(best.goodput_per_gpu)} per GPU)"
     )
     if result.rate is None:
-        return f"Goodput: {goodput}, the largest rate at which {target}."
+        return f"Goodput: {goodput}, the largest rate at which {_held(slo, of)}{when}."
     headroom = times_more(best.goodput / result.rate - 1.0)
     return (
         f"Goodput: {goodput}; the rate asked for is {result.rate:g}, which leaves a headroom of "
-        f"{headroom}. At that rate {percent(best.attainment)} of the requests meet both limits."
+        f"{headroom}. At that rate {percent(best.attainment)} of the requests {_meet(slo)}."
     )
 
 
-def _share(problem: Problem) -> str:
-    return f"{100.0 * float(problem.slo.attainment):g}%"
+def _meet(slo: Slo) -> str:
+    """What the requests do that count towards the attainment."""
+    names = [limit.metric.upper() for limit in reported_limits(slo)]
+    if len(names) == len(limits_of(slo)) > 1:
+        return "meet both limits" if len(names) == 2 else "meet all limits"
+    return f"meet the limit{'s' if len(names) > 1 else ''} on {_listed(names)}"
+
+
+def _held(slo: Slo, of: str) -> str:
+    """The promise as a state of affairs; `of` says which requests, where not all are meant."""
+    own = [_limit_phrase(limit) for limit in limits_of(slo) if limit.share is not None]
+    counted = of or " of the requests"
+    parts = [f"{_share(slo)}{counted} {_meet(slo)}"] if joint_limits(slo) else []
+    if own:
+        among = of if not parts else ""
+        parts.append(f"{_listed(own)} {'hold' if len(own) > 1 else 'holds'}{among}")
+    return " and ".join(parts)
+
+
+def _limit_phrase(limit: Limit) -> str:
+    percentile = "" if limit.share is None else f"{percentile_name(limit.share)} "
+    return f"{percentile}{limit.metric.upper()} <= {format_time(limit.time)}"
+
+
+def _listed(parts: list[str]) -> str:
+    """Parts with commas and a last ``and``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _share(slo: Slo) -> str:
+    return f"{100.0 * float(slo.attainment):g}%"
 
 
 def _ties(result: PlanResult) -> list[str]:

@@ -19,23 +19,29 @@ from fluidserve.report.numbers import (
     with_unit,
 )
 from fluidserve.results import DeploymentResult, Latency, Phases
+from fluidserve.specs.slo import Slo, limits_of, percentile_name
 from fluidserve.verify.crosscheck import difference
 
 _FEWEST_SHOWN = 1e-3
 
 
-def plan_table(rows: Sequence[DeploymentResult]) -> Table:
+def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     """Deployments, best first, with what they do at their rate.
 
-    An asterisk marks those that cannot be told apart from the first one.
+    Latencies are P90, or the percentile that a limit names, which then stands in the header. An
+    asterisk marks those that cannot be told apart from the first one. With end-to-end latency
+    there is no room for the goodput per GPU.
     """
     starred = sum(r.tied for r in rows) > 1
-    ttft_unit, ttft = in_one_unit([r.ttft.p90 for r in rows])
-    tpot_unit, tpot = in_one_unit([tpot_seconds(r.tpot, r.attainment)[2] for r in rows])
+    has_e2e = any(r.e2e is not None for r in rows)
+    columns = _latency_columns([(r.ttft, _shown_tpot(r), r.e2e) for r in rows], slo)
     table = plain_table(
         "deployment",
-        *("GPUs", "req/s", "per\nGPU"),
-        *(f"TTFT\n{ttft_unit}", f"TPOT\n{tpot_unit}"),
+        *("GPUs", "req/s", *([] if has_e2e else ["per\nGPU"])),
+        *(
+            f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
+            for name, named, unit, _ in columns
+        ),
         *("use %\nP/link/D", "batch", "KV\n%"),
     )
     table.add_column("binds", min_width=8)
@@ -46,9 +52,8 @@ def plan_table(rows: Sequence[DeploymentResult]) -> Table:
             r.deployment.label + ("*" if r.tied and starred else ""),
             str(r.gpus),
             three_digits(r.goodput),
-            three_digits(r.goodput_per_gpu),
-            ttft[i],
-            tpot[i],
+            *([] if has_e2e else [three_digits(r.goodput_per_gpu)]),
+            *(texts[i] for *_, texts in columns),
             "/".join(_bare_percent(x) for x in loads),
             three_digits(r.batch if r.batch >= _FEWEST_SHOWN else 0.0),
             _bare_percent(r.kv_use),
@@ -58,21 +63,25 @@ def plan_table(rows: Sequence[DeploymentResult]) -> Table:
     return table
 
 
-def crosscheck_table(rows: Sequence[DeploymentResult]) -> Table:
-    """Formulas beside the event simulator, for the rows that were simulated."""
+def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
+    """Formulas beside the event simulator, for the rows that were simulated.
+
+    With end-to-end latency there is no room for the attainment.
+    """
+    has_e2e = any(r.e2e is not None for r in rows)
     checked = [(r, r.simulated) for r in rows if r.simulated is not None]
-    ttft_unit, ttft = in_one_unit([x for r, s in checked for x in (r.ttft.p90, s.ttft.p90)])
-    tpot_unit, tpot = in_one_unit(
-        [x for r, s in checked for x in (tpot_seconds(r.tpot, r.attainment)[2], s.tpot.p90)]
-    )
+    times = []
+    for r, s in checked:
+        times.append((r.ttft, _shown_tpot(r), r.e2e))
+        times.append((s.ttft, s.tpot, None if r.e2e is None else s.e2e))
+    columns = _latency_columns(times, slo)
     table = plain_table(
         "cross-check",
         "goodput /s\nformulas",
         "goodput /s\nsimulated",
         "differ-\nence",
-        "SLO met\nform./sim.",
-        f"TTFT P90 {ttft_unit}\nform./sim.",
-        f"TPOT P90 {tpot_unit}\nform./sim.",
+        *([] if has_e2e else ["SLO met\nform./sim."]),
+        *(f"{name} {named or 'P90'} {unit}\nform./sim." for name, named, unit, _ in columns),
     )
     for i, (r, s) in enumerate(checked):
         table.add_row(
@@ -80,9 +89,8 @@ def crosscheck_table(rows: Sequence[DeploymentResult]) -> Table:
             three_digits(r.goodput),
             three_digits(s.goodput) + _half_width(s.goodput_interval),
             f"{difference(r):+.0%}" if math.isfinite(difference(r)) else "-",
-            f"{percent(r.attainment)}/{percent(s.attainment)}",
-            "/".join(ttft[2 * i : 2 * i + 2]),
-            "/".join(tpot[2 * i : 2 * i + 2]),
+            *([] if has_e2e else [f"{percent(r.attainment)}/{percent(s.attainment)}"]),
+            *("/".join(texts[2 * i : 2 * i + 2]) for *_, texts in columns),
         )
     return table
 
@@ -102,16 +110,57 @@ def replay_table(rows: Sequence[DeploymentResult]) -> Table:
     return table
 
 
-def latency_table(analysis: DeploymentResult, summary: Summary) -> Table:
-    """TTFT and TPOT of one deployment, simulated and by the formulas."""
-    table = plain_table("", "mean", "P50", "P90", "P99")
-    for name, found, formula in (
-        ("TTFT", summary.ttft, _figures(analysis.ttft)),
-        ("TPOT", summary.tpot, tpot_seconds(analysis.tpot, analysis.attainment)),
-    ):
-        unit, texts = in_one_unit([*_figures(found), *formula])
-        table.add_row(f"{name} simulated, {unit}", *texts[:4])
-        table.add_row(f"{name} formulas, {unit}", *texts[4:], end_section=True)
+def _latency_columns(
+    rows: Sequence[tuple[Latency | None, ...]], slo: Slo
+) -> list[tuple[str, str, str, list[str]]]:
+    """TTFT, TPOT and, where it is known, end-to-end latency, each in one unit.
+
+    Returns:
+      name; percentile where it is not the usual P90; unit; texts by row.
+    """
+    shares = {limit.metric: limit.share for limit in limits_of(slo)}
+    columns = []
+    for metric, cells in zip(("ttft", "tpot", "e2e"), zip(*rows, strict=True), strict=True):
+        share = shares.get(metric)
+        if None in cells:
+            continue
+        unit, texts = in_one_unit([_at(x, share) for x in cells])
+        named = "" if share in (None, 0.9) else percentile_name(share)
+        columns.append((metric.upper(), named, unit, texts))
+    return columns
+
+
+def _shown_tpot(row: DeploymentResult) -> Latency:
+    """TPOT by the formulas; ``nan`` where no request has a second token."""
+    mean, p50, p90, p99 = tpot_seconds(row.tpot, row.attainment)
+    at_share = p90 if math.isnan(p90) else row.tpot.at_share
+    return Latency(mean=mean, p50=p50, p90=p90, p99=p99, at_share=at_share)
+
+
+def _at(times: Latency | Quantiles, share: float | None) -> float:
+    """The quantile at a share, or P90 where none is asked for."""
+    return times.p90 if share is None or times.at_share is None else times.at_share
+
+
+def latency_table(analysis: DeploymentResult, summary: Summary, slo: Slo) -> Table:
+    """Latencies of one deployment, simulated and by the formulas.
+
+    Where limits name percentiles of their own, these have a column.
+    """
+    shares = {limit.metric: limit.share for limit in limits_of(slo)}
+    own = any(share is not None for share in shares.values())
+    table = plain_table("", "mean", "P50", "P90", "P99", *(["at its limit's"] if own else []))
+    both = [("TTFT", summary.ttft, analysis.ttft), ("TPOT", summary.tpot, _shown_tpot(analysis))]
+    if analysis.e2e is not None:
+        both.append(("E2E", summary.e2e, analysis.e2e))
+    for name, found, formula in both:
+        share = shares.get(name.lower())
+        unit, texts = in_one_unit([*_figures(found, share), *_figures(formula, share)])
+        half = len(texts) // 2
+        for source, row in (("simulated", texts[:half]), ("formulas", texts[half:])):
+            at = [f"{percentile_name(share)}: {row[4]}"] if share is not None else []
+            table.add_row(f"{name} {source}, {unit}", *row[:4], *at)
+        table.add_section()
     return table
 
 
@@ -212,5 +261,6 @@ def _half_width(interval: tuple[float, float]) -> str:
     return f" ±{(high - low) / 2:.2g}" if math.isfinite(high - low) else ""
 
 
-def _figures(times: Quantiles | Latency) -> list[float]:
-    return [times.mean, times.p50, times.p90, times.p99]
+def _figures(times: Quantiles | Latency, share: float | None) -> list[float]:
+    own = [] if share is None else [_at(times, share)]
+    return [times.mean, times.p50, times.p90, times.p99, *own]

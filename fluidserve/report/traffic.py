@@ -8,6 +8,7 @@ from fluidserve.problem import Problem
 from fluidserve.report.numbers import three_digits
 from fluidserve.results import DeploymentResult
 from fluidserve.specs.lengths import share_longer
+from fluidserve.specs.slo import joint_limits, limits_of
 from fluidserve.specs.workload import Workload
 from fluidserve.status import DOUBT_TEXT, Doubt
 
@@ -100,16 +101,20 @@ def replay_sentences(problem: Problem, rows: Sequence[DeploymentResult]) -> list
     replayed = [(r, r.replayed) for r in rows if r.replayed is not None]
     if not replayed:
         return []
-    target = float(problem.slo.attainment)
-    short = [r.deployment.label for r, found in replayed if found.attainment < target]
+    short = [r.deployment.label for r, found in replayed if not found.kept]
     rate, requests = replayed[0][1].rate, replayed[0][1].requests
     text = (
         f"Replay: {requests:,} recorded requests at their own speed, {three_digits(rate)} "
         f"requests/s on average. "
     )
+    if len(joint_limits(problem.slo)) == len(limits_of(problem.slo)) == 2:
+        target = 100.0 * float(problem.slo.attainment)
+        kept, missed = f"At least {target:g}% of them meet both limits", "Too few meet both limits"
+    else:
+        kept, missed = "The limits hold for them", "The limits do not hold"
     if not short:
-        return [f"{text}At least {100.0 * target:g}% of them meet both limits."]
-    return [f"{text}Too few meet both limits on {', '.join(short)}: plan for a higher rate."]
+        return [f"{text}{kept}."]
+    return [f"{text}{missed} on {', '.join(short)}: plan for a higher rate."]
 
 
 def _beyond_the_model(problem: Problem) -> list[str]:

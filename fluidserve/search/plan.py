@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from fluidserve.deploy.latency import Latencies
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
@@ -19,6 +20,7 @@ from fluidserve.search.score import (
     score_grid,
 )
 from fluidserve.specs.deployment import Disaggregated
+from fluidserve.specs.slo import Limit, Slo, joint_limits, limits_of, percentile_name
 from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
 from fluidserve.units import format_time
 
@@ -185,7 +187,7 @@ def _results(
     described = describe_rows(grid, question, rows, rates)
     left = after_one_failure(grid, question, rows)
     return [
-        _result(problem, grid, scores, described, int(row), i, float(rates[i]), float(left[i]))
+        _result(problem, grid, scores, described, (int(row), i), float(rates[i]), float(left[i]))
         for i, row in enumerate(rows)
     ]
 
@@ -195,17 +197,20 @@ def _result(
     grid: Grid,
     scores: Scores,
     described: Scores,
-    row: int,
-    position: int,
+    at: tuple[int, int],
     rate: float,
     after_failure: float,
 ) -> DeploymentResult:
-    """Collects the numbers of one candidate."""
+    """Collects the numbers of one candidate: its row of the grid, its position among described."""
+    row, position = at
     metrics, found = described.asked, described.latencies
+    shares = {limit.metric: limit.share for limit in limits_of(problem.slo)}
 
-    def latency(mean: np.ndarray, quantiles: np.ndarray) -> Latency:
-        p50, p90, p99 = (float(q[position]) for q in quantiles)
-        return Latency(mean=float(mean[position]), p50=p50, p90=p90, p99=p99)
+    def latency(metric: str) -> Latency:
+        mean, quantiles = getattr(found, f"{metric}_mean"), getattr(found, metric)
+        p50, p90, p99, *other = (float(q[position]) for q in quantiles)
+        own = other[0] if shares.get(metric) is not None else None
+        return Latency(mean=float(mean[position]), p50=p50, p90=p90, p99=p99, at_share=own)
 
     doubts = int(scores.doubts[row])
     loads = (metrics.prefill_load, metrics.link_load, metrics.decode_load)
@@ -216,8 +221,9 @@ def _result(
         kind="disaggregated",
         goodput=float(scores.goodput[row]),
         rate=rate,
-        ttft=latency(found.ttft_mean, found.ttft),
-        tpot=latency(found.tpot_mean, found.tpot),
+        ttft=latency("ttft"),
+        tpot=latency("tpot"),
+        e2e=None if found.e2e is None else latency("e2e"),
         attainment=float(metrics.attainment[position]),
         prefill_load=float(metrics.prefill_load[position]),
         link_load=float(metrics.link_load[position]),
@@ -268,12 +274,9 @@ def _nothing_serves(
         return NoFeasibleDeployment(
             message, reasons=dict(reasons), nearest=nearest, candidates=len(grid)
         )
-    closest, ttft, tpot = _closest_idle(problem, grid)
-    share = float(scores.metrics.attainment[closest])
-    nearest = (
-        f"{grid.deployment(closest).label}, idle: P90 TTFT {format_time(ttft)}, P90 TPOT "
-        f"{format_time(tpot)}, {share:.0%} of the requests meet both"
-    )
+    closest, told = _closest_idle(problem, grid)
+    share = _share_told(problem.slo, float(scores.metrics.attainment[closest]))
+    nearest = f"{grid.deployment(closest).label}, idle: {told}{share}"
     return NoFeasibleDeployment(
         "no deployment meets the SLO, however little traffic there is",
         reasons=_unreachable(scores, np.ones(len(grid), bool)),
@@ -286,24 +289,24 @@ def _too_many_users(
     problem: Problem, grid: Grid, question: Question, scores: Scores
 ) -> NoFeasibleDeployment:
     """Which limit the candidates miss with all users, and which comes closest."""
-    best = int(np.argmax(scores.metrics.attainment))
+    best = int(np.argmax(scores.metrics.excess))
     rates = np.asarray(scores.throughput)[[best]]
     found = describe_rows(grid, question, np.array([best]), rates).latencies
-    ttft, tpot = float(found.ttft[1][0]), float(found.tpot[1][0])
-    users, share = problem.workload.concurrency, float(scores.metrics.attainment[best])
     missed = Counter(Binding(int(b)).label for b in scores.binding)
+    told = _latencies_told(problem.slo, _at_limits(problem, found), 0)
+    share = _share_told(problem.slo, float(scores.metrics.attainment[best]))
+    users = problem.workload.concurrency
     return NoFeasibleDeployment(
         f"no deployment of at most {int(grid.gpus.max())} GPUs meets the SLO with {users} users in "
         "a closed loop",
         reasons={f"{label} missed by more requests": n for label, n in missed.most_common()},
-        nearest=f"{grid.deployment(best).label}: P90 TTFT {format_time(ttft)}, P90 TPOT "
-        f"{format_time(tpot)}, {share:.0%} of the requests meet both",
+        nearest=f"{grid.deployment(best).label}: {told}{share}",
         candidates=len(grid),
     )
 
 
-def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, float, float]:
-    """The candidate whose P90 latencies, without traffic, come closest to the limits; with them.
+def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, str]:
+    """The candidate whose latencies, without traffic, come closest to the limits; with them.
 
     Idle latencies depend on the shapes alone, so one candidate stands for each pair of shapes.
     """
@@ -311,12 +314,51 @@ def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, float, float]:
     _, rows = np.unique(pairs, return_index=True)
     idle = np.full(len(rows), _VANISHING / float(problem.bins.longest))
     found = describe_rows(grid, question_of(problem), rows, idle).latencies
+    times = _at_limits(problem, found)
+    limits = np.array([limit.time for limit in limits_of(problem.slo)])
+    best = int(np.argmin((times / limits[:, None]).max(axis=0)))
+    return int(rows[best]), _latencies_told(problem.slo, times, best)
+
+
+def _at_limits(problem: Problem, found: Latencies) -> np.ndarray:
+    """The latency that each limit is on, at its `_level`, (limits, candidates), s."""
     # with a single output token there is no TPOT to miss
     single = float(problem.bins.out_share[0]) > 0.999
-    ttft, tpot = found.ttft[1], np.zeros(len(rows)) if single else found.tpot[1]
-    excess = np.maximum(ttft / float(problem.slo.ttft), tpot / float(problem.slo.tpot))
-    best = int(np.argmin(excess))
-    return int(rows[best]), float(ttft[best]), float(tpot[best])
+    return np.array(
+        [
+            0.0 * found.ttft[0]
+            if single and limit.metric == "tpot"
+            else getattr(found, limit.metric)[_level(problem.slo, limit)[0]]
+            for limit in limits_of(problem.slo)
+        ]
+    )
+
+
+def _level(slo: Slo, limit: Limit) -> tuple[int, str]:
+    """Which quantile speaks for a limit: that of its own share, or P90.
+
+    For joint limits that over 95% of the requests must meet, P99.
+    """
+    if limit.share is not None:
+        return 3, percentile_name(limit.share)
+    return (2, "P99") if float(slo.attainment) > 0.95 else (1, "P90")
+
+
+def _latencies_told(slo: Slo, times: np.ndarray, position: int) -> str:
+    """The latencies of one candidate out of `_at_limits`, in words."""
+    return ", ".join(
+        f"{_level(slo, limit)[1]} {limit.metric.upper()} {format_time(float(time[position]))}"
+        for limit, time in zip(limits_of(slo), times, strict=True)
+    )
+
+
+def _share_told(slo: Slo, share: float) -> str:
+    """How many requests meet the joint limits; nothing where there is none."""
+    joint = joint_limits(slo)
+    if not joint:
+        return ""
+    one = f"the {joint[0].metric.upper()} limit"
+    return f", {share:.0%} of the requests meet {(one, 'both', 'all three')[len(joint) - 1]}"
 
 
 def _unreachable(scores: Scores, where: np.ndarray) -> dict[str, int]:

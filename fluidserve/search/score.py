@@ -16,18 +16,20 @@ from jax import lax
 
 from fluidserve._pytree import pytree, static
 from fluidserve._typing import Leaf
+from fluidserve.deploy.binding import binding_of
 from fluidserve.deploy.closed_score import closed_score
 from fluidserve.deploy.confidence import NUDGE, doubts_of
 from fluidserve.deploy.disaggregated import (
     Metrics,
     Plan,
     at_rate,
-    binding_of,
     largest_rate,
     metrics_of,
 )
 from fluidserve.deploy.early import early_latencies, early_limits, early_metrics, early_state
 from fluidserve.deploy.latency import STEPS, Latencies, latencies
+from fluidserve.deploy.promise import has_shares, own_shares, scaled
+from fluidserve.errors import InputError
 from fluidserve.goodput import Then, root_rate
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid
@@ -88,11 +90,22 @@ class Question:
 
 
 def question_of(problem: Problem) -> Question:
-    """What the candidates of a problem share."""
-    engine = problem.engine
+    """What the candidates of a problem share, in the form of which programs are fewest.
+
+    Raises:
+      InputError: a limit on end-to-end latency over the first requests, which no formula has.
+    """
+    if problem.slo.e2e is not None and problem.horizon is not None:
+        raise InputError("e2e: there is no formula for it over a horizon; leave one of them out")
+    engine, bins, slo = problem.engine, problem.bins, problem.slo
+    if slo.e2e is None:
+        bins = dataclasses.replace(bins, gap_nodes=None)
+    if has_shares(slo):
+        ttft, tpot, e2e = own_shares(slo)
+        slo = dataclasses.replace(slo, ttft_share=ttft, tpot_share=tpot, e2e_share=e2e)
     return Question(
-        bins=problem.bins,
-        slo=problem.slo,
+        bins=bins,
+        slo=slo,
         arrival_scv=problem.workload.arrival_scv,
         dispersion=problem.workload.dispersion,
         kv_bytes_per_token=token_bytes(problem.model),
@@ -198,7 +211,7 @@ def score_plan(
     """Goodput of a batch of candidates, and what is known of them there and at `rate`."""
 
     def at(rate, on_limits):
-        limits = dataclasses.replace(slo, ttft=slo.ttft * on_limits, tpot=slo.tpot * on_limits)
+        limits = scaled(slo, on_limits)
         if plan.horizon is not None:
             early = early_state(plan, rate, max_replicas=max_replicas)
             return early_metrics(plan, limits, rate, early), early
@@ -208,18 +221,18 @@ def score_plan(
     limits = largest_rate(plan) if plan.horizon is None else early_limits(plan, slo)
     upper = functools.reduce(jnp.minimum, limits)
 
-    def attained(result):
-        return result[0].attainment
+    def excess(result):
+        return result[0].excess
 
     goodput, (metrics, slower, tighter, (asked, state)) = root_rate(
         at,
-        attained,
-        slo.attainment,
+        excess,
+        0.0,
         upper,
         then=(
             Then(lambda found: found, 1.0, lambda result: result[0]),
-            Then(lambda found: (1.0 - NUDGE) * found, 1.0, attained),
-            Then(lambda found: found, 1.0 - NUDGE, attained),
+            Then(lambda found: (1.0 - NUDGE) * found, 1.0, excess),
+            Then(lambda found: found, 1.0 - NUDGE, excess),
             Then(lambda found: jnp.where(rate > 0.0, rate, found), 1.0, lambda result: result),
         ),
     )
@@ -227,10 +240,10 @@ def score_plan(
     return Scores(
         goodput=goodput,
         metrics=metrics,
-        binding=binding_of(goodput, metrics, limits),
+        binding=binding_of(goodput, metrics, limits, plan, slo),
         doubts=doubts_of(plan, slo, metrics, slower, tighter),
         asked=asked,
-        latencies=described(plan, state, quantile_steps),
+        latencies=described(plan, state, quantile_steps, slo),
     )
 
 

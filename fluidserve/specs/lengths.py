@@ -14,6 +14,8 @@ from fluidserve.specs.workload import IndependentLengths, JointLengths, stratifi
 PROMPT_BINS = 16
 OUTPUT_BINS = 12
 _TAIL_REFINEMENT = 1.7
+NODES = 4
+"""Values of the output length that stand for an output bin where its spread matters."""
 _GRID = 16384
 _GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
 
@@ -40,6 +42,8 @@ class LengthBins:
       in_square_given_out: mean L**2 in the output bin, (m,).
       joint: probability of each pair of bins, (q, m).
       longest: longest prompt plus output that a deployment must hold, tokens.
+      gap_nodes: g at the middle of k equal parts of each output bin, (m, k); only end-to-end
+        latency needs them, and None takes the means instead.
     """
 
     in_share: Leaf
@@ -55,6 +59,7 @@ class LengthBins:
     in_square_given_out: Leaf
     joint: Leaf
     longest: Leaf
+    gap_nodes: Leaf | None = None
 
 
 def length_bins(
@@ -108,6 +113,7 @@ def length_bins(
         in_square_given_out=in_square,
         joint=joint,
         longest=longest,
+        gap_nodes=_bin_nodes(gaps, out_bin, output_bins + 1),
     )
 
 
@@ -178,6 +184,17 @@ def _bin_means(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
     """Mean in each bin; 0 where a bin is empty (its share is 0 as well)."""
     count = np.bincount(index, minlength=bins)
     return np.bincount(index, weights=values, minlength=bins) / np.maximum(count, 1)
+
+
+def _bin_nodes(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
+    """Quantiles at the middle of `NODES` equal parts of each bin, (bins, nodes); 0 where empty."""
+    nodes = np.zeros((bins, NODES))
+    order = np.lexsort((values, index))
+    ends = np.cumsum(np.bincount(index, minlength=bins))
+    for k, inside in enumerate(np.split(values[order], ends[:-1])):
+        if len(inside):
+            nodes[k] = inside[(stratified(NODES) * len(inside)).astype(int)]
+    return nodes
 
 
 def _carried(values: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -20,8 +20,10 @@ from fluidserve.eventsim import (
     summarise,
     summarise_first,
 )
+from fluidserve.eventsim.measure import excess
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Replayed, Simulated
+from fluidserve.specs.slo import limits_of
 from fluidserve.specs.workload import JointLengths, Workload
 from fluidserve.timing.instance import System
 
@@ -88,6 +90,7 @@ def crosscheck(
         attainment=float(np.mean([s.attainment.value for s in summaries])),
         ttft=_average([s.ttft for s in summaries]),
         tpot=_average([s.tpot for s in summaries]),
+        e2e=_average([s.e2e for s in summaries]),
         requests=requests,
         runs=found.probes + len(summaries),
     )
@@ -116,6 +119,7 @@ def _first(
         attainment=summary.attainment.value,
         ttft=_average([summary.ttft]),
         tpot=_average([summary.tpot]),
+        e2e=_average([summary.e2e]),
         requests=horizon,
         runs=found.probes + len(runs),
     )
@@ -126,17 +130,23 @@ def requests_for(problem: Problem, result: DeploymentResult) -> int:
 
     A request costs the simulator a few events and its share of the decode iterations, which is
     its output length over the requests that decode together. However cheap or dear, a run is long
-    against the TTFT limit and against the time that a request decodes and a batch takes to settle.
+    against the limit on waiting (P99 of TTFT where there is none) and against the time that a
+    request decodes and a batch takes to settle; and it has as many requests beyond the highest
+    percentile asked for as the shortest run has beyond P90.
     """
-    bins = problem.bins
+    bins, slo = problem.bins, problem.slo
     n_out = 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
     events = 3.0 + n_out / max(result.batch, 1.0)
-    limits = _LIMITS_PER_RUN * result.rate * float(problem.slo.ttft)
-    stay = n_out * min(result.tpot.mean, float(problem.slo.tpot))
+    times = {limit.metric: limit.time for limit in limits_of(slo)}
+    patience = times.get("ttft", min(result.ttft.p99, times.get("e2e", math.inf)))
+    limits = _LIMITS_PER_RUN * result.rate * patience
+    stay = n_out * min(result.tpot.mean, times.get("tpot", math.inf))
     # the fuller a batch, the longer it takes to forget that it was once empty
     settling = stay / (1.0 - min(result.decode_load, _FULLEST))
-    wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * settling)
-    return round(min(max(wanted, FEWEST_REQUESTS), MOST_REQUESTS))
+    shares = [limit.share for limit in limits_of(slo) if limit.share is not None]
+    fewest = FEWEST_REQUESTS * max(1.0, 0.1 / (1.0 - max(shares, default=0.0)))
+    wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * settling, fewest)
+    return round(min(wanted, MOST_REQUESTS))
 
 
 def affordable(problem: Problem, result: DeploymentResult) -> int:
@@ -175,6 +185,7 @@ def replay(problem: Problem, result: DeploymentResult) -> Replayed | None:
         ttft=_average([found.ttft]),
         tpot=_average([found.tpot]),
         requests=len(times),
+        kept=excess(records, problem.slo) >= 0.0,
     )
 
 
@@ -233,8 +244,9 @@ def _summary(
 
 def _average(parts: list) -> Latency:
     """Mean over runs of the mean and of each quantile."""
-    fields = [f.name for f in dataclasses.fields(Latency)]
-    return Latency(**{f: float(np.mean([getattr(p, f) for p in parts])) for f in fields})
+    names = ["mean", "p50", "p90", "p99"]
+    names += ["at_share"] if all(p.at_share is not None for p in parts) else []
+    return Latency(**{name: float(np.mean([getattr(p, name) for p in parts])) for name in names})
 
 
 def stretch(workload: Workload, most: int, *, start: int = 0) -> Workload:

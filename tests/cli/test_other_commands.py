@@ -35,7 +35,7 @@ def test_simulate_sets_the_formulas_beside_it(ask):
     assert found["utilization"]["prefill"] == pytest.approx(row["utilization"]["prefill"], rel=0.1)
     low, high = found["attainment_interval"]
     assert low <= found["attainment"] <= high
-    assert set(found["tpot"]) == {"mean", "p50", "p90", "p99"}
+    assert set(found["tpot"]) == set(found["e2e"]) == {"mean", "p50", "p90", "p99", "at_share"}
 
 
 def test_simulate_is_repeatable(ask):

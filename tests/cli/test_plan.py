@@ -9,11 +9,11 @@ from fluidserve.status import Binding
 
 ROW = {
     *("label", "kind", "gpus", "pools", "goodput", "goodput_per_gpu", "rate", "ttft", "tpot"),
-    *("after_one_failure", "phases"),
+    *("e2e", "after_one_failure", "phases"),
     *("attainment", "utilization", "batch", "kv_use", "binding", "confidence", "tied", "simulated"),
     "replayed",
 }
-TIMES = {"mean", "p50", "p90", "p99"}
+TIMES = {"mean", "p50", "p90", "p99", "at_share"}
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from analysis_helpers import inputs_of, jitted_prepare, make_problem, plan_of, q
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluidserve.deploy.binding import binding_of
 from fluidserve.deploy.disaggregated import (
     at_rate,
-    binding_of,
     evaluate,
     largest_rate,
     tpot_met,
@@ -40,7 +40,12 @@ def upper(problem, label):
 
 
 def as_floats(tree):
-    return {f.name: float(getattr(tree, f.name)) for f in dataclasses.fields(tree)}
+    return {name: float(value) for name, value in vars(tree).items() if value is not None}
+
+
+def _binding(goodput, found, limits):
+    slo, plan = inputs_of(_chat(), LABEL)[2], plan_of(_chat(), LABEL)
+    return Binding(int(binding_of(jnp.array(goodput), found, limits, plan, slo)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -253,7 +258,7 @@ def test_what_binds(changes, goodput, expected):
     zero = {"slot_waits": 0.0, "overflow": 0.0, "ttft_attainment": 1.0, "tpot_attainment": 1.0}
     found = dataclasses.replace(base, **{k: jnp.array(v) for k, v in (zero | changes).items()})
     limits = tuple(jnp.array(x) for x in (10.0, 20.0, 30.0))
-    assert Binding(int(binding_of(jnp.array(goodput), found, limits))) is expected
+    assert _binding(goodput, found, limits) is expected
 
 
 @pytest.mark.parametrize(
@@ -266,5 +271,4 @@ def test_what_binds(changes, goodput, expected):
 )
 def test_a_saturated_stage_binds(limits, expected):
     found = metrics(_chat(), LABEL, 1.0)
-    got = binding_of(jnp.array(0.999), found, tuple(jnp.array(x) for x in limits))
-    assert Binding(int(got)) is expected
+    assert _binding(0.999, found, tuple(jnp.array(x) for x in limits)) is expected

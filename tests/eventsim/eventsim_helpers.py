@@ -7,6 +7,7 @@ import numpy as np
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
+from fluidserve.specs.workload import JointLengths, Workload
 from fluidserve.timing.instance import Instance, System
 from fluidserve.timing.model import AbstractTimeModel, Work
 
@@ -23,6 +24,12 @@ class LinearTimes(AbstractTimeModel):
 
     def stage_time(self, work: Work) -> Number:
         return self.fixed + self.per_new * work.new + self.per_pair * work.attended
+
+
+def workload(n_in, n_out, **changes):
+    """These pairs of lengths, each equally often."""
+    pairs = JointLengths(n_in=np.array(n_in), n_out=np.array(n_out))
+    return Workload(name="test", lengths=pairs, **changes)
 
 
 def make_instance(times, *, pp=1, kv_capacity=INF, kv=None):

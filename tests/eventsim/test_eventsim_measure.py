@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from eventsim_helpers import INF, LinearTimes, make_instance, make_system, within
+from eventsim_helpers import INF, LinearTimes, make_instance, make_system, within, workload
 from scipy.optimize import brentq
 
 from fluidserve.errors import InputError
@@ -22,7 +22,7 @@ from fluidserve.eventsim import (
     trace_arrivals,
 )
 from fluidserve.specs.slo import Slo
-from fluidserve.specs.workload import IndependentLengths, JointLengths, Lognormal, Workload
+from fluidserve.specs.workload import IndependentLengths, Lognormal, Workload
 
 CHAT = Workload(
     name="chat",
@@ -34,11 +34,6 @@ CHAT = Workload(
 SYSTEM = make_system(
     LinearTimes(fixed=0.01, per_new=0.0005), LinearTimes(fixed=0.01, per_new=0.0005)
 )
-
-
-def workload(n_in, n_out, **changes):
-    pairs = JointLengths(n_in=np.array(n_in), n_out=np.array(n_out))
-    return Workload(name="test", lengths=pairs, **changes)
 
 
 @pytest.mark.parametrize("scv", [0.0, 0.3, 1.0, 4.0])

@@ -169,6 +169,7 @@ def simulated(value: float, half: float = 0.0) -> Simulated:
         attainment=0.9,
         ttft=ANY,
         tpot=ANY,
+        e2e=ANY,
         requests=100,
         runs=1,
     )

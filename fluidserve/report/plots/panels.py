@@ -16,7 +16,7 @@ from fluidserve.report.plots.points import (
     typical_requests,
 )
 from fluidserve.specs.hardware import GpuSpec
-from fluidserve.specs.slo import Slo
+from fluidserve.specs.slo import Slo, joint_limits
 from fluidserve.units import format_time
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2f6fb3", "#d9822b", "#3a9a5b", "#b8413a", "#9aa0a6"
@@ -79,8 +79,9 @@ def draw_attainment(
             color=ORANGE,
             label="simulated, 95% interval",
         )
-    target = 100.0 * float(slo.attainment)
-    axes.axhline(target, color=RED, ls="--", lw=1, label=f"SLO: {target:g}%")
+    if joint_limits(slo):
+        target = 100.0 * float(slo.attainment)
+        axes.axhline(target, color=RED, ls="--", lw=1, label=f"SLO: {target:g}%")
     axes.axvline(goodput, color=GREY, ls=":", lw=1, label="goodput")
     axes.set(
         xlabel="requests/s", ylabel="requests that meet the SLO, %", title=f"Attainment of {label}"

@@ -98,7 +98,7 @@ def tradeoff(problem: Problem, budget: int) -> Tradeoff:
         throughput=rates / grid.gpus[every],
         ttft=found.latencies.ttft[1],
         tpot=found.latencies.tpot[1],
-        meets=found.asked.attainment >= float(problem.slo.attainment) - 1e-3,
+        meets=found.asked.excess >= -1e-3,
         gpus=grid.gpus[every],
         labels=[grid.deployment(int(i)).label for i in every],
     )
