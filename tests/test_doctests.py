@@ -23,7 +23,10 @@ def test_examples_of_a_module(name):
     assert found.failed == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guides/profiles.md"])
+PAGES = ["README.md", "docs/guides/limits.md", "docs/guides/profiles.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_document(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
@@ -35,7 +38,7 @@ def test_examples_of_a_document(page, capsys):
 def test_every_page_with_python_is_run():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     with_python = [str(p.relative_to(ROOT)) for p in pages if "```python" in p.read_text()]
-    assert sorted(with_python) == ["README.md", "docs/guides/profiles.md"]
+    assert sorted(with_python) == PAGES
 
 
 def test_a_wrong_example_is_noticed():

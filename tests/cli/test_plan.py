@@ -30,6 +30,7 @@ def test_json_has_the_documented_keys(ask):
         "inputs",
         "profile",
         "traffic",
+        "horizon",
         "candidates",
         "seconds",
         "deployments",

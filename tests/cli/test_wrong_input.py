@@ -13,7 +13,7 @@ FLAGS = [
     ({"tpot": "50MS"}, "units are case-sensitive, did you mean ms?"),
     ({"tpot": ""}, "--tpot: '' is not a quantity"),
     ({"ttft": None, "tpot": None}, "no limit: give at least one of --ttft, --tpot and --e2e"),
-    ({"model": None, "gpu": None}, "--model and --gpu must be given"),
+    ({"model": None}, "--model must be given"),
     ({"ttft": "p0:1s"}, "--ttft: 'p0:1s' begins with no percentile above p0 and below p100"),
     ({"tpot": "p100:1s"}, "--tpot: 'p100:1s' begins with no percentile above p0 and below p100"),
     ({"e2e": "p101:1s"}, "write for example p95:500ms"),
