@@ -31,6 +31,6 @@ class GpuSpec:
     scale_up_bandwidth: Leaf
     scale_out_bandwidth: Leaf
 
-    def flop_rate(self, weight_dtype: str) -> Leaf:
-        """Dense peak for weights of a format, FLOP/s; 4-bit weights multiply in 16 bits."""
-        return self.flop_rate_8 if weight_dtype in ("fp8", "int8") else self.flop_rate_16
+    def flop_rate(self, compute_dtype: str) -> Leaf:
+        """Dense peak for products in a format, FLOP/s; all but 8-bit ones take place in 16 bits."""
+        return self.flop_rate_8 if compute_dtype in ("fp8", "int8") else self.flop_rate_16

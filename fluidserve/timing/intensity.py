@@ -8,8 +8,8 @@ Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52
 from fluidserve._typing import Number
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
-from fluidserve.timing.kv import token_bytes
-from fluidserve.timing.model import Work, prefill_work
+from fluidserve.timing.kv import prompt_work, token_bytes
+from fluidserve.timing.model import Work
 from fluidserve.timing.weights import touched_experts, weight_bytes_split
 
 
@@ -42,10 +42,10 @@ def compute_bound_length(model: ModelSpec, gpu: GpuSpec) -> int:
     """
     ridge = ridge_point(gpu, model.compute_dtype)
     low, high = 0, 2**20
-    if arithmetic_intensity(model, prefill_work(float(high))) <= ridge:
+    if arithmetic_intensity(model, prompt_work(model, float(high))) <= ridge:
         raise ValueError(f"prefill of {model.name} never passes the ridge point of {gpu.name}")
     while high - low > 1:
         middle = (low + high) // 2
-        beyond = arithmetic_intensity(model, prefill_work(float(middle))) > ridge
+        beyond = arithmetic_intensity(model, prompt_work(model, float(middle))) > ridge
         low, high = (low, middle) if beyond else (middle, high)
     return high

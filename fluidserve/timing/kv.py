@@ -20,7 +20,7 @@ from fluidserve._numerics import maximum, minimum
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 from fluidserve.specs.model import ModelSpec
-from fluidserve.timing.model import Work
+from fluidserve.timing.model import Work, prefill_work
 
 _NO_WINDOW = 1e9
 
@@ -93,6 +93,12 @@ class KvShape:
 def tokens_held(kv: KvShape | None, tokens: Number) -> Number:
     """What a request of so many tokens holds; all of them where every layer keeps everything."""
     return tokens if kv is None else kv.tokens_held(tokens)
+
+
+def prompt_work(model: ModelSpec, n_in: Number) -> Work:
+    """What prefill of a prompt asks of a model, whatever it runs on."""
+    kv = kv_shape(model)
+    return prefill_work(n_in) if kv is None else kv.prefill_work(n_in)
 
 
 def token_bytes(model: ModelSpec, tp: int = 1) -> float:

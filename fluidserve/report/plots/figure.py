@@ -69,7 +69,7 @@ def _draw_deployment(axes: list[Any], problem: Problem, row: DeploymentResult) -
     sample = points.sample_run(problem, deployment, row.rate, requests)
     panels.draw_timeline(axes[2], sample, row.rate)
     passes = points.roofline_points(problem, deployment, row.batch)
-    panels.draw_roofline(axes[3], problem.gpu, problem.model.weight_dtype, passes)
+    panels.draw_roofline(axes[3], problem.gpu, problem.model.compute_dtype, passes)
 
 
 def _figure(columns: int) -> tuple[Any, Any]:

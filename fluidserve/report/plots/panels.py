@@ -142,9 +142,9 @@ def draw_timeline(axes: Any, records: Records, rate: float) -> None:
     axes.set_ylim(-0.6, len(chosen) - 0.1)
 
 
-def draw_roofline(axes: Any, gpu: GpuSpec, weight_dtype: str, points: list[RooflinePoint]) -> None:
+def draw_roofline(axes: Any, gpu: GpuSpec, compute_dtype: str, points: list[RooflinePoint]) -> None:
     """Peak compute and memory of one GPU, and what the passes of the plan achieve."""
-    peak, bandwidth = float(gpu.flop_rate(weight_dtype)), float(gpu.bandwidth)
+    peak, bandwidth = float(gpu.flop_rate(compute_dtype)), float(gpu.bandwidth)
     ridge = peak / bandwidth
     low = min([0.3, *(0.5 * p.intensity for p in points)])
     high = max([10.0 * ridge, *(2.0 * p.intensity for p in points)])

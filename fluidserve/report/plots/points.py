@@ -12,7 +12,7 @@ from fluidserve.search.grid import Grid, disaggregated_grid
 from fluidserve.search.score import Question, describe_rows, question_of, score_grid
 from fluidserve.specs.deployment import Disaggregated
 from fluidserve.timing.intensity import arithmetic_intensity
-from fluidserve.timing.model import Work, decode_work, prefill_work
+from fluidserve.timing.model import Work
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 """Shares of its own goodput at which a deployment is a point of the trade-off."""
@@ -182,15 +182,16 @@ def roofline_points(
     prompt = float(np.sum(bins.in_share * bins.in_mean))
     context = prompt + 0.5 * float(np.sum(bins.out_share * bins.gap_mean))
     lane = max(batch / deployment.decode.pp, 1.0)
+    whole = problem.instance(1, 1)  # nominal counts: no KV head is stored twice
+    inside = context if whole.kv is None else min(context, float(whole.kv.window))
+
+    def steps(requests: float) -> Work:
+        return whole.decode_work(requests, requests * context, requests * inside)
+
     passes = [
-        ("prefill", f"prompt of {prompt:,.0f}", deployment.prefill, prefill_work(prompt)),
-        ("decode", "one request", deployment.decode, decode_work(1.0, context)),
-        (
-            "decode",
-            f"batch of {lane:,.0f}",
-            deployment.decode,
-            decode_work(lane, lane * context),
-        ),
+        ("prefill", f"prompt of {prompt:,.0f}", deployment.prefill, whole.prefill_work(prompt)),
+        ("decode", "one request", deployment.decode, steps(1.0)),
+        ("decode", f"batch of {lane:,.0f}", deployment.decode, steps(lane)),
     ]
     points = []
     for phase, name, pool, work in passes:
