@@ -223,12 +223,8 @@ def ttft_within(
 
 
 def first_step(decode: DecodeState) -> Float[Array, "*c"]:
-    """Mean time from joining decode to the end of the first step, s.
-
-    Half a step until the running one ends, where there is one, and a step.
-    """
-    met = decode.batch if decode.met is None else jnp.maximum(decode.met, 0.0)
-    return decode.step * (1.0 + 0.5 * jnp.minimum(met, 1.0))
+    """Mean time from joining decode to the end of the first step, s."""
+    return decode.joining() + decode.step
 
 
 def tpot_met(

@@ -194,7 +194,7 @@ def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Arra
     decode = state.decode
     mean = decode.step
     if plan.system.first_token == "prefill":
-        before = state.handover + 0.5 * decode.step + state.decode.mean_wait()
+        before = state.handover + decode.joining() + state.decode.mean_wait()
         per_gap = jnp.sum(share / jnp.maximum(plan.lengths.gaps, 1.0))
         mean = mean + before * per_gap
     defined = (decode.full < 1.0) & (state.link.load < 1.0) & (jnp.sum(share) > 0.5)

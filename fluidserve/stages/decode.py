@@ -189,6 +189,11 @@ class DecodeState:
             slack = slack - self.sure
         return jnp.exp(-self.drain * jnp.maximum(slack, 0.0))
 
+    def joining(self) -> Float[Array, "*c"]:
+        """Mean time until the running step ends, half of it where one is running, s."""
+        met = self.batch if self.met is None else jnp.maximum(self.met, 0.0)
+        return 0.5 * self.step * jnp.minimum(met, 1.0)
+
     def mean_wait(self) -> Float[Array, "*c"]:
         """Mean wait for a slot over all requests, s."""
         if self.sure is None:
@@ -347,7 +352,8 @@ def step_growth(
     time, growth = jax.linearize(stage, *where)
     per_request, per_token = growth(one, one * lengths.context), growth(0.0 * one, one)
     spread = per_request**2 + per_token**2 * lane * lengths.context_var
-    return time * instance.pp, per_request, per_token, excess * jnp.sqrt(spread)
+    crowded = -jnp.expm1(-jnp.maximum(batch - 1.0, 0.0) / instance.pp)
+    return time * instance.pp, per_request, per_token, crowded * excess * jnp.sqrt(spread)
 
 
 def _largest_of(lanes):
@@ -380,7 +386,7 @@ def tpot_within(
     g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step_full))))
     g_ok = jnp.maximum(g, 1.0)
     in_tpot = 1.0 if first_token == "prefill" else 0.0
-    before = in_tpot * (handover + 0.5 * state.step)
+    before = in_tpot * (handover + state.joining())
     mean = state.step + before / g_ok
     average = _averaging(g_ok / state.relaxation)
     start = in_tpot * (state.step**2 / 12.0 + handover_var) / g_ok**2

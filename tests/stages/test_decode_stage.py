@@ -1,7 +1,5 @@
 """The decode pool: moments by brute force, the sharing queue's closed form, and its limits."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -301,6 +299,18 @@ def test_a_batch_equals_its_members():
     batch = _state(stacked, CHAT, replicas, rates, max_batch=64.0, transfer=transfer)
     for i, instance in enumerate(instances):
         one = state(instance, CHAT, rates[i], replicas=replicas[i], max_batch=64.0)
-        for field in dataclasses.fields(one):
-            got = getattr(batch, field.name)[i]
-            assert float(got) == pytest.approx(float(getattr(one, field.name)), rel=1e-6, abs=1e-12)
+        assert jax.tree.structure(batch) == jax.tree.structure(one)
+        for got, expected in zip(jax.tree.leaves(batch), jax.tree.leaves(one), strict=True):
+            assert float(got[i]) == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1.0, 2.0, 4.0])
+def test_a_lone_request_waits_for_nobody(pp):
+    """Its step is its own pass: no lane is slower, and no running step is waited for."""
+    instance = affine_instance(FIXED / pp, PER_REQUEST / pp, per_kv=1e-7, pp=pp)
+    idle = state(instance, CHAT, 1e-6)
+    own = float(step_time(instance, CHAT, jnp.array(1.0)))
+    assert float(idle.step) == pytest.approx(own, rel=1e-4)
+    assert float(idle.joining()) < 1e-3 * own
+    busy = state(instance, CHAT, 5.0)
+    assert float(busy.joining()) == pytest.approx(0.5 * float(busy.step))
