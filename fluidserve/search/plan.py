@@ -267,7 +267,15 @@ def _nothing_serves(
     best = int(np.argmax(scores.goodput))
     if rate is not None and scores.goodput[best] > 0:
         short = scores.goodput > 0
-        reasons = Counter({"goodput below the rate": int(short.sum())})
+        loads = scores.metrics
+        tightest = loads.link_load >= np.maximum(loads.prefill_load, loads.decode_load)
+        # its load is in proportion to the rate: above 1 at the rate asked for
+        link = short & tightest & (rate * loads.link_load > scores.goodput)
+        counts = {
+            "the KV link saturates below the rate": int(link.sum()),
+            "goodput below the rate": int((short & ~link).sum()),
+        }
+        reasons = Counter({reason: count for reason, count in counts.items() if count})
         reasons.update(_unreachable(scores, ~short))
         nearest = f"{grid.deployment(best).label} serves {scores.goodput[best]:.3g} requests/s"
         message = f"no deployment of at most {int(grid.gpus.max())} GPUs serves {rate:g} requests/s"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidserve.eventsim import goodput, run
+from fluidserve.report.traffic import prefix_sentences
 from fluidserve.search.plan import analyse
 from fluidserve.specs.applications import find_application, synthetic_workload
 from fluidserve.specs.deployment import parse_label
@@ -68,6 +69,14 @@ def test_goodput_grows_with_the_hit_rate():
     found = [analysed(question(hit)).goodput for hit in (0.0, 1e-6, 0.2, 0.5, 0.8)]
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert np.all(np.diff(found[1:]) > 0)
+
+
+def test_the_answer_names_benchmark_traffic_with_that_hit_rate():
+    workload = dataclasses.replace(synthetic_workload(600, 40), prefix_hit=0.25)
+    text = " ".join(prefix_sentences(make_problem("OPT-13B", workload=workload)))
+    assert "25.0% of every prompt is taken as found" in text
+    assert "--random-prefix-len 150 --random-input-len 450 --random-output-len 40" in text
+    assert prefix_sentences(question(0.0)) == []
 
 
 def test_link_and_memory_know_nothing_of_the_cache():
