@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", choices=["judge", "tune"], default="judge")
     parser.add_argument("--requests", type=int, default=6_000)
-    parser.add_argument("--precision", type=float, default=0.0075, help="relative standard error")
+    parser.add_argument("--precision", type=float, default=0.01, help="relative standard error")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--file", type=Path, help="simulated results; default accuracy-SET.jsonl")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")

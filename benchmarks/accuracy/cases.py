@@ -31,7 +31,7 @@ TRAFFIC = {
 GPUS = ("A100-SXM4-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X")
 LINKS = (None, None, 25e9 / 8, 100e9 / 8, 400e9 / 8, np.inf)
 RULES: tuple[Dispatch, ...] = ("shared", "shared", "shared", "jsq", "round-robin", "random")
-DRAWS = {"judge": 9, "tune": 4}
+DRAWS = {"judge": 9, "tune": 3}
 """Deployments for each pair of a model and a workload."""
 _SEEDS = {"judge": 20261130, "tune": 77}
 _LARGEST_INSTANCE = 16
