@@ -21,13 +21,15 @@ from benchmarks.accuracy.judge import judge
 from benchmarks.accuracy.report import Compared, compare, listing, scatter, tables
 from fluidserve import runtime
 from fluidserve.search.plan import analyse
+from fluidserve.verify.crosscheck import requests_for
 
 
 def main() -> None:
     """Runs a set and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", choices=["judge", "tune"], default="judge")
-    parser.add_argument("--requests", type=int, default=6_000)
+    parser.add_argument("--requests", type=int, default=6_000, help="most requests of a run")
+    parser.add_argument("--fewest", type=int, default=2_000, help="fewest requests of a run")
     parser.add_argument("--precision", type=float, default=0.01, help="relative standard error")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--file", type=Path, help="simulated results; default accuracy-SET.jsonl")
@@ -68,10 +70,7 @@ def _simulate(todo: list[Case], file: Path, args: argparse.Namespace) -> dict[Ca
         concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool,
         file.open("a") as out,
     ):
-        jobs = {
-            pool.submit(judge, case, _guess(case), args.requests, args.precision): case
-            for case in todo
-        }
+        jobs = {pool.submit(judge, case, *_start(case, args), args.precision): case for case in todo}
         for job in concurrent.futures.as_completed(jobs):
             case, simulated = jobs[job], job.result()
             found[case] = simulated
@@ -81,9 +80,18 @@ def _simulate(todo: list[Case], file: Path, args: argparse.Namespace) -> dict[Ca
     return found
 
 
-def _guess(case: Case) -> float:
-    """Where the search of the simulated goodput starts, 1/s."""
-    return max(analyse(problem_of(case), case.deployment, 1e-3).goodput, 1e-3)
+def _start(case: Case, args: argparse.Namespace) -> tuple[float, int]:
+    """Where the search of the simulated goodput starts, 1/s, and the requests of a run.
+
+    Fewer requests where each costs many decode iterations, but never too few for the system to
+    forget that it was empty.
+    """
+    problem = problem_of(case)
+    idle = analyse(problem, case.deployment, 1e-3)
+    guess = max(idle.goodput, 1e-3)
+    busy = analyse(problem, case.deployment, guess)
+    requests = max(requests_for(problem, busy), args.fewest)
+    return guess, min(requests, args.requests)
 
 
 def _compare(case: Case, simulated: dict) -> Compared:

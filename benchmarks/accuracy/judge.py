@@ -9,7 +9,7 @@ from fluidserve.eventsim.records import Records
 SHARES = (0.5, 0.8)
 """Loads, as shares of the simulated goodput, at which latencies are compared."""
 LEVELS = (50, 90, 99)
-_FEWEST_SEEDS, _MOST_SEEDS = 4, 16
+_FEWEST_SEEDS, _MOST_SEEDS = 4, 24
 _LATENCY_RUNS = 2
 _CENTRED = 0.02
 
