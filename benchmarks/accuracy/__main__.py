@@ -70,7 +70,9 @@ def _simulate(todo: list[Case], file: Path, args: argparse.Namespace) -> dict[Ca
         concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool,
         file.open("a") as out,
     ):
-        jobs = {pool.submit(judge, case, *_start(case, args), args.precision): case for case in todo}
+        jobs = {
+            pool.submit(judge, case, *_start(case, args), args.precision): case for case in todo
+        }
         for job in concurrent.futures.as_completed(jobs):
             case, simulated = jobs[job], job.result()
             found[case] = simulated

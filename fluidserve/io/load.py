@@ -165,6 +165,7 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
         ),
         horizon=inputs.horizon,
     )
+    notes += [f"{problem.model.name}: {text}" for text in problem.model.notes]
     return [problem, *(_on(other, problem, inputs) for other in gpus[1:])], notes
 
 

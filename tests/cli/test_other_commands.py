@@ -120,6 +120,14 @@ def test_models(command):
     assert all(name in command("models") for name in model_names())
 
 
+def test_check_says_what_is_kept_and_what_is_not_counted(ask):
+    answer = ask("check", model="Gemma-3-27B", gpu="H100")
+    assert "Gemma-3-27B: encoders of images or sound are not counted" in answer.err
+    assert "81.9kB per token, 436MB in windows of 1,024 tokens" in " ".join(answer.out.split())
+    described = ask("check", "--json", model="Gemma-3-27B", gpu="H100").json["model"]
+    assert described["kv_window_bytes"] == 436207616
+
+
 def test_a_model_from_a_file(command, tmp_path):
     config = {
         "architectures": ["LlamaForCausalLM"],
