@@ -69,7 +69,7 @@ class Doubt(enum.IntFlag):
     ALIKE = enum.auto()
     SLOT_WAIT = enum.auto()
     CLOSE_LIMITS = enum.auto()
-    OTHER_DISPATCH = enum.auto()
+    OTHER_PREFILL = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -88,7 +88,7 @@ DOUBT_TEXT = {
     Doubt.SLOT_WAIT: "requests wait for decode slots, which short outputs feel more than the "
     "formulas say",
     Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
-    Doubt.OTHER_DISPATCH: "in a closed loop the formulas take the dispatch rule for shared",
+    Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
 }
 
 RED = (
@@ -96,7 +96,7 @@ RED = (
     | Doubt.LENGTH_TAIL
     | Doubt.PREFILL_MEMORY
     | Doubt.UNSTABLE
-    | Doubt.OTHER_DISPATCH
+    | Doubt.OTHER_PREFILL
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 

@@ -38,7 +38,9 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
     asked = resolved(inputs, problems[0]) | {"gpu": ",".join(by_name), "link": inputs.link}
     began = time.perf_counter()
     try:
-        found = compare(problems, budget=inputs.budget, rate=rate, top=inputs.top)
+        found = compare(
+            problems, budget=inputs.budget, rate=rate, fewest=inputs.fewest, top=inputs.top
+        )
     except NoFeasibleDeployment as error:
         if inputs.as_json:
             print_json(

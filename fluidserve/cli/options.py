@@ -51,7 +51,9 @@ QUESTION = _options(
         "gpus": ("N", "Budget: the most goodput within N GPUs."),
         "rate": ("R", "Requests/s to serve: the fewest GPUs that do."),
         "rate_of": ("mean|peak-60s|peak-10s", "The same for a rate of the traffic itself."),
-        "max_gpus": ("N", "Budget when --rate is given instead of --gpus (default 64)."),
+        "concurrency": ("N", "Users of a closed loop, each with one request at a time; without "
+                        "--gpus: the fewest GPUs that carry them."),
+        "max_gpus": ("N", "Budget of such a question for the fewest GPUs (default 64)."),
         "config": ("FILE", "TOML file with these names as keys; flags go before it."),
     },
 )  # fmt: skip

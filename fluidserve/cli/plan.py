@@ -53,7 +53,7 @@ def run(flags: dict[str, Any]) -> None:
         return
     problem = problems[0]
     with nothing_as_json(inputs, problem):
-        result = plan(problem, budget=budget, rate=rate, top=inputs.top)
+        result = plan(problem, budget=budget, rate=rate, fewest=inputs.fewest, top=inputs.top)
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = verified(problem, result, verify_count(inputs))
@@ -150,7 +150,9 @@ def answer_parts(problem: Problem, result: PlanResult) -> list[Any]:
     rows = result.deployments
     parts = [
         question_sentence(problem),
-        *traffic_sentences(problem, rate_given=result.rate is not None),
+        *traffic_sentences(
+            problem, rate_given=result.rate is not None or result.concurrency is not None
+        ),
         plan_table(rows, problem.slo),
         *explain(problem, result),
     ]

@@ -10,10 +10,12 @@ from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.eventsim import (
     Summary,
     Utilisation,
+    closed_window,
     mean_phases,
     mean_utilisation,
     runs_for,
     simulate,
+    simulate_closed,
     simulate_first,
     summarise,
     summarise_first,
@@ -31,6 +33,7 @@ from fluidserve.report.sentences import (
     overload_sentence,
     profile_sentence,
     question_sentence,
+    users_sentence,
 )
 from fluidserve.report.tables import (
     crosscheck_table,
@@ -98,8 +101,14 @@ def run(flags: dict[str, Any]) -> None:
 def _served(
     problem: Problem, deployment: Disaggregated, rate: float, inputs: Inputs
 ) -> tuple[Summary, Phases, Utilisation]:
-    """One run in steady state, or the runs of the first requests that `inputs.requests` make up."""
+    """One run, or the runs of the first requests that `inputs.requests` make up."""
     system, requests, seed = problem.system(deployment), inputs.requests, inputs.seed
+    users = problem.workload.concurrency
+    if users is not None:
+        window = closed_window(users, requests)
+        records = simulate_closed(system, problem.workload, users, requests=requests, seed=seed)
+        kept = Phases(**records.window(**window).phases())
+        return summarise(records, problem.slo, users=users, **window), kept, records.utilisation
     if problem.horizon is None:
         workload = stretch(problem.workload, requests)
         records = simulate(system, workload, rate, requests=requests, seed=seed)
@@ -150,6 +159,9 @@ def _print_answer(
 ) -> None:
     rate_given = asked_rate(inputs, problem.workload) is not None
     asked = "the rate asked for" if rate_given else "the goodput of the formulas"
+    users = problem.workload.concurrency
+    if users is not None:
+        rate_given, asked = True, f"by the formulas, with {users:,} users"
     parts: list[Any] = [
         question_sentence(problem),
         *traffic_sentences(problem, rate_given=rate_given),
@@ -161,7 +173,9 @@ def _print_answer(
     ]
     overload = overload_sentence(row, problem.horizon)
     parts += [overload] if overload else []
-    if row.goodput > 0:
+    if users is not None:
+        parts.append(users_sentence(problem, row))
+    elif row.goodput > 0:
         parts.append(f"Goodput by the formulas: {three_digits(row.goodput)} requests/s.")
     parts += [limit_sentence(row), confidence_sentence(row), *burst_sentences(problem, row)]
     parts += [*prefix_sentences(problem), profile_sentence(problem)]

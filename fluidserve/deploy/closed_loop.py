@@ -51,7 +51,7 @@ _LEAST_VARIABILITY = 0.02
 
 
 def closed_state(
-    plan: Plan, users: Float[Array, "*c"], *, max_replicas: int = MAX_SERVERS
+    plan: Plan, users: Float[Array, "..."], *, max_replicas: int = MAX_SERVERS
 ) -> tuple[State, Float[Array, "*c"]]:
     """The stages with a number of users, and the throughput, 1/s.
 
@@ -93,6 +93,7 @@ def closed_state(
         prefill,
         load=jnp.minimum(rate / capacity, _BELOW_FULL),
         wait=wait,
+        unit=mean / n,
         stretch=jnp.ones_like(prefill.stretch),
     )
     state = State(

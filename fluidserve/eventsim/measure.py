@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import TypedDict
 
 import numpy as np
 
@@ -87,7 +88,14 @@ def simulate_closed(
     return run_closed(system, users, n_in, n_out, record_gaps=record_gaps, seed=seed)
 
 
-def closed_window(users: int, requests: int) -> dict[str, float]:
+class Window(TypedDict):
+    """Shares of the requests, in the order of arrival, that metrics leave out."""
+
+    warmup: float
+    tail: float
+
+
+def closed_window(users: int, requests: int) -> Window:
     """Shares at the start and at the end of a closed loop that `summarise` should leave out.
 
     Users who begin together stay in step for some turns, and the last requests meet users who

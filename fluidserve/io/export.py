@@ -70,6 +70,8 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         "goodput_per_gpu_per_s": row.goodput_per_gpu,
         "after_one_failure_per_s": row.after_one_failure,
         "rate_per_s": row.rate,
+        "concurrency": "" if row.concurrency is None else row.concurrency,
+        "output_tokens_per_s": row.output_token_rate,
         **_times("ttft", row.ttft),
         **_times("tpot", row.tpot),
         **_times("e2e", row.e2e),

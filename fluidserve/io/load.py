@@ -200,6 +200,7 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "horizon": inputs.horizon,
         "rate": asked_rate(inputs, workload),
         "rate_of": inputs.rate_of,
+        "concurrency": inputs.concurrency,
         "arrival_cv": math.sqrt(float(workload.arrival_scv)),
         "prefix_hit": float(workload.prefix_hit),
         "max_model_len": engine.max_model_len,

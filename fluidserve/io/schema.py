@@ -27,6 +27,8 @@ from fluidserve.units import parse_quantity
 
 MOST_GPUS = 4096
 """Largest budget that is searched."""
+MOST_USERS = 100_000
+"""Largest closed loop, whose cross-check still ends."""
 DEFAULT_MAX_GPUS = 64
 """Budget of a question that names only a rate."""
 _PERCENTILE = re.compile(r"\s*[pP](\d+(?:\.\d*)?)\s*")
@@ -131,6 +133,7 @@ class Inputs(BaseModel):
       horizon: judge the first so many requests into an empty system; steady state when left out.
       rate: arrival rate to serve, 1/s.
       rate_of: which rate of the traffic to serve instead.
+      concurrency: users of a closed loop, who each send the next request when the last has ended.
       arrival_cv: coefficient of variation of the times between arrivals.
       prefix_hit: share of the prompt tokens found in the prefix cache.
       max_model_len: longest request that is taken, prompt and output together, tokens.
@@ -175,6 +178,7 @@ class Inputs(BaseModel):
     horizon: Count | None = Field(None, ge=10, le=1_000_000)
     rate: Rate | None = None
     rate_of: Annotated[RateOf, BeforeValidator(_lower)] | None = None
+    concurrency: Count | None = Field(None, ge=1, le=MOST_USERS)
     arrival_cv: Number | None = Field(None, ge=0, le=10)
     prefix_hit: Number | None = Field(None, ge=0, lt=1)
     max_model_len: Count | None = Field(None, ge=2, lt=10**8)
@@ -252,6 +256,20 @@ class Inputs(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _users_set_the_pace(self) -> Self:
+        if self.concurrency is None:
+            return self
+        for name in ("rate", "rate_of", "arrival_cv", "horizon"):
+            if getattr(self, name) is not None:
+                raise InputError(
+                    f"--concurrency and {flag(name)} are given together; in a closed loop the "
+                    "users set the pace, and it is judged in steady state"
+                )
+        if self.plot is not None:
+            raise InputError("--concurrency and --plot are given together; plots are over rates")
+        return self
+
     @property
     def slo(self) -> Slo:
         """The promise."""
@@ -262,13 +280,19 @@ class Inputs(BaseModel):
         return Slo(attainment=self.attainment, **times, **shares)
 
     @property
+    def fewest(self) -> bool:
+        """Whether a plan for given users looks for the fewest GPUs that carry them."""
+        return self.concurrency is not None and self.gpus is None
+
+    @property
     def budget(self) -> int:
         """Most GPUs of a plan.
 
         Raises:
-          InputError: neither a budget nor a rate.
+          InputError: neither a budget, nor a rate, nor users.
         """
-        if self.gpus is None and self.rate is None and self.rate_of is None:
+        asked = (self.gpus, self.rate, self.rate_of, self.concurrency)
+        if all(value is None for value in asked):
             raise InputError(
                 "give --gpus N for the most goodput within N GPUs, or --rate R for the fewest "
                 "GPUs that serve R requests/s"

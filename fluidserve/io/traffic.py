@@ -36,6 +36,14 @@ def traffic_of(inputs: Inputs) -> tuple[Workload, list[str]]:
         workload = dataclasses.replace(
             workload, arrival_scv=inputs.arrival_cv**2, dispersion=1.0, arrivals=np.empty(0)
         )
+    if inputs.concurrency is not None:
+        workload = dataclasses.replace(
+            workload,
+            arrival_scv=1.0,
+            dispersion=1.0,
+            arrivals=np.empty(0),
+            concurrency=inputs.concurrency,
+        )
     workload = dataclasses.replace(workload, prefix_hit=inputs.prefix_hit or 0.0)
     if inputs.rate_of is not None:
         workload = _planned(inputs, workload)
@@ -77,6 +85,7 @@ def _recorded(inputs: Inputs, path: str) -> tuple[Workload, list[str]]:
     )
     spells = float(workload.dispersion)
     steady = inputs.arrival_cv is not None or inputs.rate_of in ("peak-60s", "peak-10s")
+    steady = steady or inputs.concurrency is not None
     if spells > _BUSY_SPELLS and not steady:
         notes.append(
             f"{trace.name}: arrivals come in busy spells (counts per minute vary "

@@ -256,10 +256,11 @@ def closed_wait(
     parts = jnp.linspace(0.0, 1.0, law.number.shape[0], dtype=mean.dtype)
     times = first + jnp.reshape(parts, (-1, *([1] * jnp.ndim(first)))) * (last - first)
     beyond = ndtr((mean - times[:, None]) / deviation)
+    busy = jnp.minimum(jnp.sum(share, axis=0), 1.0)
     return ClosedWait(
-        busy=jnp.sum(share, axis=0),
+        busy=busy,
         mean=jnp.sum(share * mean, axis=0),
-        table=jnp.sum(share * beyond, axis=1),
+        table=jnp.minimum(jnp.sum(share * beyond, axis=1), busy),
         first=first,
         last=last,
     )

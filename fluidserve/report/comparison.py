@@ -60,6 +60,8 @@ def comparison_sentences(problems: Sequence[Problem], found: Comparison) -> list
     first = next(iter(found.plans.values()))
     order = (
         f"most goodput within {first.budget} GPUs (within {TIE:.0%} of each other, fewer GPUs)"
+        if first.rate is None and not first.fewest
+        else f"fewest GPUs that carry {first.concurrency:,} users, then throughput"
         if first.rate is None
         else f"fewest GPUs that serve {first.rate:g} requests/s, then goodput"
     )

@@ -49,6 +49,8 @@ def question_sentence(problem: Problem) -> str:
     engine = problem.engine
     cv = math.sqrt(float(problem.workload.arrival_scv))
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
+    if problem.workload.concurrency is not None:
+        arrivals = f"closed loop of {problem.workload.concurrency:,} users"
     if problem.horizon is not None:
         arrivals += f", the first {problem.horizon:,} requests into an empty system"
     rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
@@ -109,7 +111,8 @@ def failure_sentence(row: DeploymentResult) -> str:
         if pool.replicas == 1
     ]
     if not alone:
-        return "With one instance less, of the pool that hurts more, the SLO is never met."
+        missed = "never met" if row.concurrency is None else "missed with all users"
+        return f"With one instance less, of the pool that hurts more, the SLO is {missed}."
     return f"If the only {' or the only '.join(alone)} instance fails, nothing is served."
 
 
@@ -173,9 +176,10 @@ def crosscheck_sentences(result: PlanResult) -> list[str]:
     """What the cross-check is, what it found, and what it cannot find."""
     checked = [r for r in result.deployments if r.simulated is not None]
     worst = max(checked, key=lambda r: abs(difference(r)))
+    what = "goodput" if result.concurrency is None else "throughput"
     sentences = [
         "Cross-check: the event simulator shares the step times with the formulas but no queueing "
-        f"code; largest difference in goodput {difference(worst):+.1%} "
+        f"code; largest difference in {what} {difference(worst):+.1%} "
         f"({worst.deployment.label}, formulas over simulation)."
     ]
     if all(not math.isfinite(r.simulated.goodput_interval[0]) for r in checked if r.simulated):
@@ -248,6 +252,8 @@ def _what(result: PlanResult, best: DeploymentResult) -> str:
     )
     if result.rate is not None:
         return f"{text}, the fewest of at most {result.budget} that reach the rate."
+    if result.fewest:
+        return f"{text}, the fewest of at most {result.budget} that carry the users."
     idle = result.budget - used
     if not idle:
         return f"{text}, all of the budget."
@@ -267,12 +273,27 @@ def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str
     goodput = (
         f"{three_digits(best.goodput)} requests/s ({three_digits(best.goodput_per_gpu)} per GPU)"
     )
+    if best.concurrency is not None:
+        return users_sentence(problem, best)
     if result.rate is None:
         return f"Goodput: {goodput}, the largest rate at which {_held(slo, of)}{when}."
     headroom = times_more(best.goodput / result.rate - 1.0)
     return (
         f"Goodput: {goodput}; the rate asked for is {result.rate:g}, which leaves a headroom of "
         f"{headroom}. At that rate {percent(best.attainment)} of the requests {_meet(slo)}."
+    )
+
+
+def users_sentence(problem: Problem, row: DeploymentResult) -> str:
+    """What a closed loop comes to, and whether it keeps the promise."""
+    slo = problem.slo
+    met = f"{percent(row.attainment)} of the requests {_meet(slo)}"
+    kept = "which meets the SLO" if row.goodput > 0 else "which MISSES the SLO"
+    return (
+        f"Throughput: {three_digits(row.rate)} requests/s ({three_digits(row.rate / row.gpus)} per "
+        f"GPU), {three_digits(row.output_token_rate)} output tokens/s, with {row.concurrency:,} "
+        f"users who each send the next request when the last has ended; {met}, {kept} "
+        f"({_held(slo, '')})."
     )
 
 

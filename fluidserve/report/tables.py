@@ -20,7 +20,7 @@ from fluidserve.report.numbers import (
 )
 from fluidserve.results import DeploymentResult, Latency, Phases
 from fluidserve.specs.slo import Slo, limits_of, percentile_name
-from fluidserve.verify.crosscheck import difference
+from fluidserve.verify.crosscheck import claimed, difference
 
 _FEWEST_SHOWN = 1e-3
 
@@ -75,10 +75,11 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
         times.append((r.ttft, _shown_tpot(r), r.e2e))
         times.append((s.ttft, s.tpot, None if r.e2e is None else s.e2e))
     columns = _latency_columns(times, slo)
+    what = "goodput /s" if all(r.concurrency is None for r in rows) else "through-\nput /s"
     table = plain_table(
         "cross-check",
-        "goodput /s\nformulas",
-        "goodput /s\nsimulated",
+        f"{what}\nformulas",
+        f"{what}\nsimulated",
         "differ-\nence",
         *([] if has_e2e else ["SLO met\nform./sim."]),
         *(f"{name} {named or 'P90'} {unit}\nform./sim." for name, named, unit, _ in columns),
@@ -86,7 +87,7 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     for i, (r, s) in enumerate(checked):
         table.add_row(
             r.deployment.label,
-            three_digits(r.goodput),
+            three_digits(claimed(r)),
             three_digits(s.goodput) + _half_width(s.goodput_interval),
             f"{difference(r):+.0%}" if math.isfinite(difference(r)) else "-",
             *([] if has_e2e else [f"{percent(r.attainment)}/{percent(s.attainment)}"]),
@@ -181,7 +182,8 @@ def load_table(analysis: DeploymentResult, summary: Summary, use: Utilisation) -
     interval = f"{met.value:.1%} ({met.low:.1%} to {met.high:.1%})"
     table = plain_table("", "simulated", "formulas")
     table.add_row("SLO met", interval, f"{analysis.attainment:.1%}")
-    table.add_row("throughput, requests/s", three_digits(summary.throughput), "")
+    formulas = "" if analysis.concurrency is None else three_digits(analysis.rate)
+    table.add_row("throughput, requests/s", three_digits(summary.throughput), formulas)
     table.add_row("prefill busy", percent(use.prefill), percent(analysis.prefill_load))
     table.add_row("link busy", percent(use.link), percent(analysis.link_load))
     table.add_row("decode busy", percent(use.decode), "")

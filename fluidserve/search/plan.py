@@ -297,7 +297,8 @@ def _too_many_users(
     problem: Problem, grid: Grid, question: Question, scores: Scores
 ) -> NoFeasibleDeployment:
     """Which limit the candidates miss with all users, and which comes closest."""
-    best = int(np.argmax(scores.metrics.excess))
+    excess = np.round(scores.metrics.excess, 3)
+    best = int(np.lexsort((np.asarray(scores.throughput), excess))[-1])
     rates = np.asarray(scores.throughput)[[best]]
     found = describe_rows(grid, question, np.array([best]), rates).latencies
     missed = Counter(Binding(int(b)).label for b in scores.binding)
@@ -307,7 +308,7 @@ def _too_many_users(
     return NoFeasibleDeployment(
         f"no deployment of at most {int(grid.gpus.max())} GPUs meets the SLO with {users} users in "
         "a closed loop",
-        reasons={f"{label} missed by more requests": n for label, n in missed.most_common()},
+        reasons={f"{label.upper()} is missed": n for label, n in missed.most_common()},
         nearest=f"{grid.deployment(best).label}: {told}{share}",
         candidates=len(grid),
     )

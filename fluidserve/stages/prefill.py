@@ -181,8 +181,7 @@ class PrefillState:
     Attributes:
       load: busy share of the first stages, (*c); may exceed 1.
       wait: fitted wait, a `WaitFit` in units of ``mean / replicas`` at a load held below 1; a
-        `ClosedWait` in a closed loop, an
-        `EarlyWait` where one of the first requests is looked at, a `ClosedWait` in a closed loop.
+        `ClosedWait` in a closed loop, an `EarlyWait` where one of the first requests is looked at.
       unit: that unit, s, (*c).
       after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
       after_wait: the same for one that waits, s, (j, *c).

@@ -12,10 +12,13 @@ import numpy as np
 
 from fluidserve.eventsim import (
     Summary,
+    closed_window,
+    estimate,
     goodput,
     goodput_first,
     runs_for,
     simulate,
+    simulate_closed,
     simulate_first,
     summarise,
     summarise_first,
@@ -36,6 +39,7 @@ AMBER = 0.05
 RED = 0.15
 """The same for red."""
 _EVENTS = 30_000
+_TURNS = 15
 _MOST_EVENTS = 1_000_000
 _BUSY_WINDOW = 60.0
 _LIMITS_PER_RUN = 50.0
@@ -53,8 +57,9 @@ def crosscheck(
 ) -> Simulated:
     """Simulates a deployment: at the rate of its row, and for its goodput.
 
-    Recorded arrivals are replayed once, from their start; there is no chance in them, and so no
-    interval. Otherwise every seed gives an independent run, and the interval is Student's.
+    In a closed loop no rate is searched: what counts as goodput is the throughput. Recorded
+    arrivals are replayed once, from their start; there is no chance in them, and so no interval.
+    Otherwise every seed gives an independent run, and the interval is Student's.
 
     Args:
       problem: the question.
@@ -65,6 +70,8 @@ def crosscheck(
     Raises:
       InputError: no seeds, too few requests, or a request that no instance has room for.
     """
+    if problem.workload.concurrency is not None:
+        return _users(problem, result, problem.workload.concurrency, requests, seeds)
     if problem.horizon is not None:
         return _first(problem, result, problem.horizon, requests)
     system, workload = problem.system(result.deployment), problem.workload
@@ -93,6 +100,34 @@ def crosscheck(
         e2e=_average([s.e2e for s in summaries]),
         requests=requests,
         runs=found.probes + len(summaries),
+    )
+
+
+def _users(
+    problem: Problem,
+    result: DeploymentResult,
+    users: int,
+    requests: int | None,
+    seeds: Sequence[int],
+) -> Simulated:
+    """The check in a closed loop: throughput and latencies with all users."""
+    turns = max(requests or requests_for(problem, result), _TURNS * users)
+    summaries = []
+    for seed in seeds:
+        system, workload = problem.system(result.deployment), problem.workload
+        records = simulate_closed(system, workload, users, requests=turns, seed=seed)
+        window = closed_window(users, turns)
+        summaries.append(summarise(records, problem.slo, users=users, **window))
+    found = estimate(np.array([s.throughput for s in summaries]))
+    return Simulated(
+        goodput=found.value,
+        goodput_interval=(found.low, found.high),
+        attainment=float(np.mean([s.attainment.value for s in summaries])),
+        ttft=_average([s.ttft for s in summaries]),
+        tpot=_average([s.tpot for s in summaries]),
+        e2e=_average([s.e2e for s in summaries]),
+        requests=turns,
+        runs=len(summaries),
     )
 
 
@@ -194,17 +229,34 @@ def difference(result: DeploymentResult) -> float:
     found = result.simulated
     if found is None:
         return math.nan
-    return result.goodput / found.goodput - 1.0 if found.goodput > 0 else math.inf
+    return claimed(result) / found.goodput - 1.0 if found.goodput > 0 else math.inf
 
 
 def with_check(result: DeploymentResult, found: Simulated) -> DeploymentResult:
     """A row with its simulation; its confidence falls where the two differ too much."""
     checked = dataclasses.replace(result, simulated=found)
+    if result.concurrency is not None:
+        checked = _same_attainment(checked, found)
     if not _surprising(checked):
         return checked
     level = "red" if abs(difference(checked)) > RED else "amber"
-    reason = f"the formulas are {difference(checked):+.0%} off the simulated goodput"
+    what = "goodput" if result.concurrency is None else "throughput"
+    reason = f"the formulas are {difference(checked):+.0%} off the simulated {what}"
     return _doubted(checked, level, reason)
+
+
+def _same_attainment(row: DeploymentResult, found: Simulated) -> DeploymentResult:
+    """A row of a closed loop, doubted where the simulated attainment is another."""
+    off = row.attainment - found.attainment
+    if abs(off) <= AMBER:
+        return row
+    reason = f"attainment is {row.attainment:.0%} by the formulas, {found.attainment:.0%} simulated"
+    return _doubted(row, "red" if abs(off) > RED else "amber", reason)
+
+
+def claimed(row: DeploymentResult) -> float:
+    """What a simulation is compared with: goodput, or the throughput of a closed loop, 1/s."""
+    return row.goodput if row.concurrency is None else row.rate
 
 
 def with_neighbours(rows: Sequence[DeploymentResult]) -> list[DeploymentResult]:
@@ -225,7 +277,7 @@ def _surprising(row: DeploymentResult) -> bool:
     if row.simulated is None:
         return False
     low, high = row.simulated.goodput_interval
-    excused = math.isfinite(low) and low <= row.goodput <= high
+    excused = math.isfinite(low) and low <= claimed(row) <= high
     return abs(difference(row)) > AMBER and not excused
 
 

@@ -118,6 +118,8 @@ def test_single_tokens_only_pass_prefill():
 def test_doubts_say_where_it_is_weak():
     equal = make_problem(workload=synthetic_workload(512, 64))
     assert int(formulas(equal, "1P1D tp1/tp1", 8)[3].doubts) & Doubt.ALIKE
+    batched = make_problem(prefill_batch=4)
+    assert int(formulas(batched, "1P1D tp1/tp4", 8)[3].doubts) & Doubt.OTHER_PREFILL
     slots = make_problem(max_batch=4, ttft=100.0, tpot=100.0)
     doubts = int(formulas(slots, "2P1D tp1/tp1", 32)[3].doubts)
     assert doubts & Doubt.SLOT_WAIT
