@@ -24,7 +24,8 @@ _EXCLUSIVE: tuple[tuple[set[str], ...], ...] = (
     ({"isl", "osl", "isl_cv", "osl_cv"}, {"app"}, {"trace"}),
     ({"gpu"}, {"gpu_spec"}),
     ({"gpus"}, {"max_gpus"}),
-    ({"rate"}, {"rate_of"}),
+    ({"rate"}, {"rate_of"}, {"concurrency"}),
+    ({"arrival_cv", "horizon"}, {"concurrency"}),
     ({"json"}, {"csv"}),
 )
 """Groups of inputs of which one kind is given: a flag replaces what a file has of another."""
@@ -71,10 +72,8 @@ def _merged(flags: Mapping[str, Any], config: str | None) -> tuple[dict[str, Any
 
 def _alternatives(name: str) -> set[str]:
     """The inputs that a flag stands in for, besides itself."""
-    for kinds in _EXCLUSIVE:
-        if any(name in kind for kind in kinds):
-            return {other for kind in kinds if name not in kind for other in kind}
-    return set()
+    groups = [kinds for kinds in _EXCLUSIVE if any(name in kind for kind in kinds)]
+    return {other for kinds in groups for kind in kinds if name not in kind for other in kind}
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def traffic_of(inputs: Inputs) -> tuple[Workload, list[str]]:
         if inputs.max_model_len is not None:
             lengths, refused = accepted(workload.lengths, inputs.max_model_len)
             workload = thinned(workload, lengths, refused)
+    workload = dataclasses.replace(workload, prefix_hit=inputs.prefix_hit or 0.0)
+    if inputs.rate_of is not None:
+        workload = _planned(inputs, workload)
     if inputs.arrival_cv is not None:
         # a pattern that was asked for replaces the recorded one
         workload = dataclasses.replace(
@@ -44,9 +47,6 @@ def traffic_of(inputs: Inputs) -> tuple[Workload, list[str]]:
             arrivals=np.empty(0),
             concurrency=inputs.concurrency,
         )
-    workload = dataclasses.replace(workload, prefix_hit=inputs.prefix_hit or 0.0)
-    if inputs.rate_of is not None:
-        workload = _planned(inputs, workload)
     return workload, notes
 
 

@@ -53,6 +53,14 @@ def test_a_rate_of_the_traffic_is_a_rate(ask, bursts):
     assert named["deployments"] == number["deployments"]
 
 
+def test_a_pattern_that_is_asked_for_holds_in_a_window_too(ask, bursts):
+    flags = {"rate_of": "peak-10s", "arrival_cv": "1", "trace": bursts, "app": None}
+    answer = ask("check", "--json", **flags).json
+    assert answer["inputs"]["arrival_cv"] == 1
+    assert answer["inputs"]["rate"] == pytest.approx(4.1)
+    assert answer["traffic"]["dispersion_60s"] > 4
+
+
 def test_bursts_are_told_and_replayed(ask, bursts):
     changes = {"trace": bursts, "ttft": "2s", "verify": "1", **STEADY}
     mean = " ".join(ask("plan", rate_of="mean", **changes).out.split())
@@ -126,6 +134,7 @@ gpu = "a100"
 max-gpus = 8
 trace = "nowhere.csv"
 rate = 3
+arrival-cv = 1
 ttft = "250ms"
 tpot = "100ms"
 profile = "paper"
@@ -139,6 +148,8 @@ csv = "out.csv"
         ({"app": "chatbot"}, {"traffic": "chatbot", "max_gpus": 8, "rate": 3}),
         ({"isl": "100", "osl": "10"}, {"traffic": "100/10", "max_gpus": 8}),
         ({"app": "chatbot", "gpus": "4"}, {"gpus": 4, "max_gpus": None, "rate": 3}),
+        ({"app": "azure-code", "rate_of": "mean"}, {"rate": 2.5664, "rate_of": "mean"}),
+        ({"app": "chatbot", "concurrency": "9"}, {"rate": None, "concurrency": 9}),
     ],
 )
 def test_a_flag_replaces_what_a_file_says_in_other_ways(ask, tmp_path, flags, expected):
