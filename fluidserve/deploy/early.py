@@ -56,6 +56,7 @@ _MARGIN = 3.0
 _FULL = 1.0 - 1e-3
 _INTEGRAL_REACH = 2.5
 _REACH = 12.0
+_AMPLIFIED = 8.0
 
 
 @pytree
@@ -204,6 +205,11 @@ def _node(
     alone = step_time(system.decode, lengths, jnp.ones_like(batch))
     grown = (lived - alone) / jnp.maximum(decode.step - alone, 1e-3 * alone)
 
+    # a batch that is held at its slots, or still fills, varies by its arrivals alone
+    per_request = (decode.step_full - alone) / jnp.maximum(decode.slots - 1.0, 1.0)
+    arrivals = 0.5 * (1.0 + plan.arrival_scv) * per_request**2 * batch / system.n_decode
+    most = jnp.where(decode.full < 1.0, _AMPLIFIED, 1.0) * arrivals
+
     slot = _slot_wait(plan, decode, customer, through, admitted - customer / through, batch)
     prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     computing = through * (plan.prefill.mean * system.prefill.pp + handover)
@@ -215,7 +221,7 @@ def _node(
         decode=dataclasses.replace(decode, step=now, batch=batch, full=0.0 * now, waits=0.0 * now),
         slot=slot,
         lived=lived,
-        variance=decode.step_var * jnp.clip(grown, 0.0, 1.0),
+        variance=jnp.minimum(decode.step_var * jnp.clip(grown, 0.0, 1.0), most),
         handover=handover,
         overflow=overflow,
     )

@@ -70,38 +70,41 @@ def filling(
     """
     room = state.slots
     unequal = state.step_full - step_time(instance, lengths, room)
-    # a backlog takes as much longer to serve as more came than could be served
-    rest = jnp.max(lengths.steps) * state.step_full + last * jnp.maximum(state.full - 1.0, 0.0)
-    cells = jnp.concatenate([jnp.linspace(0.0, 1.0, FILLING + 1)[1:] ** 2, jnp.ones(DRAINING)])
-    after = jnp.concatenate([jnp.zeros(FILLING), jnp.linspace(0.0, 1.0, DRAINING + 1)[1:]])
+    cells = FILLING + DRAINING
+    ends = jnp.linspace(0.0, 1.0, FILLING + 1) ** 2
+    lengths_of = jnp.concatenate([jnp.diff(ends), jnp.zeros(DRAINING)])
     shape = jnp.broadcast_to(rate, jnp.shape(room))
     zero = jnp.zeros_like(shape)
 
     def lead(x):
         return jnp.reshape(x, (*jnp.shape(x), *([1] * jnp.ndim(shape))))
 
-    edges = lead(cells) * last + lead(after) * rest
-    edges = jnp.concatenate([zero[None], jnp.broadcast_to(edges, (len(cells), *shape.shape))])
-    incoming = jnp.where(lead(after) > 0.0, 0.0, shape / replicas)
+    inflow = shape / replicas
     steps, weight = (lead(x) for x in _grouped(lengths.steps, share))
 
     def held(x):
         """K of one entry per candidate, 0 for negative ones."""
         return jnp.sum(weight * jnp.clip(x, 0.0, steps), axis=0)
 
+    def pace_of(batch):
+        return step_time(instance, lengths, batch + 1.0 / replicas) + unequal
+
     def one(carry, cell):
-        index, begin, end, inflow = cell
-        made, entered, batch, trend, queue, admitted = carry
-        length = end - begin
-        now = made[index]
-        come = queue + inflow * length
+        index, part = cell
+        made, entered, batch, trend, queue, admitted, span = carry
+        now, filling = made[index], index < FILLING
+        # after the last request: as many steps as the longest takes, and what the queue takes
+        left = (jnp.max(lengths.steps) + queue * lengths.mean_steps / room) / DRAINING
+        span = jnp.where(index == FILLING, left, span)
+        length = jnp.where(filling, part * last, span * pace_of(batch))
         # the batch in the middle of the cell, if it goes on as before
-        middle = jnp.clip(batch + 0.5 * trend * length, 0.0, room)
-        pace = step_time(instance, lengths, middle + 1.0 / replicas) + unequal
-        to = now + length / pace
+        pace = pace_of(jnp.clip(batch + 0.5 * trend * length, 0.0, room))
+        to = now + jnp.where(filling, length / pace, span)
+        length = (to - now) * pace
+        come = queue + jnp.where(filling, inflow * length, 0.0)
         ages = jax.vmap(held)(to - made)  # of what entered before each edge
-        span = jnp.maximum(made[1:] - made[:-1], _LEAST)
-        still = jnp.sum(entered * (ages[:-1] - ages[1:]) / span, axis=0)
+        width = jnp.maximum(made[1:] - made[:-1], _LEAST)
+        still = jnp.sum(entered * (ages[:-1] - ages[1:]) / width, axis=0)
         fresh = held(to - now) / jnp.maximum(to - now, _LEAST)
         taken = jnp.clip((room - still) / jnp.maximum(fresh, _LEAST), 0.0, come)
         following = still + taken * fresh
@@ -109,19 +112,14 @@ def filling(
         made = jnp.where(lead(later), to, made)
         entered = entered.at[index].set(taken)
         trend = (following - batch) / jnp.maximum(length, _LEAST)
-        carry = (made, entered, following, trend, come - taken, admitted + taken)
-        return carry, (to, following, admitted + taken)
+        carry = (made, entered, following, trend, come - taken, admitted + taken, span)
+        return carry, (length, to, following, admitted + taken)
 
-    cells_in = (jnp.arange(len(cells)), edges[:-1], edges[1:], incoming)
-    start = (jnp.zeros_like(edges), jnp.zeros_like(edges[1:]), zero, shape / replicas, zero, zero)
-    _, (made, batch, admitted) = jax.lax.scan(one, start, cells_in)
-
-    def from_zero(x):
-        return jnp.concatenate([zero[None], x])
-
-    return Filling(
-        time=edges, made=from_zero(made), batch=from_zero(batch), admitted=from_zero(admitted)
-    )
+    paths = jnp.zeros((cells + 1, *shape.shape), shape.dtype)
+    start = (paths, paths[1:], zero, inflow, zero, zero, zero)
+    _, found = jax.lax.scan(one, start, (jnp.arange(cells), lengths_of))
+    length, made, batch, admitted = (jnp.concatenate([zero[None], x]) for x in found)
+    return Filling(time=jnp.cumsum(length, axis=0), made=made, batch=batch, admitted=admitted)
 
 
 def along(

@@ -1,0 +1,6 @@
+"""Lets these tests see the helper for public data."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "io"))
