@@ -77,23 +77,32 @@ def burst_sentences(problem: Problem, row: DeploymentResult) -> list[str]:
     if DOUBT_TEXT[Doubt.BURSTY_ARRIVALS] not in row.reasons:
         return []
     workload = problem.workload
-    text = (
-        f"BURSTY: gaps between arrivals have a cv of {math.sqrt(float(workload.arrival_scv)):.3g}, "
-        f"counts per minute vary {float(workload.dispersion):.3g} times as much as Poisson "
-        "traffic's. The formulas know gaps only as independent ones: their goodput and latencies "
-        "are a first ranking, no promise. "
+    cv = math.sqrt(float(workload.arrival_scv))
+    doubt = (
+        "The formulas know gaps only as independent ones: their goodput and latencies are a first "
+        "ranking, no promise."
     )
-    if len(workload.arrivals):
-        text += "The simulator replays the recorded arrivals, scaled to each rate: believe it. "
+    if workload.whole is not None:
+        whole, shortest = workload.whole, workload.whole.peak_10s
+        text = f"BURSTY: even inside the busiest window gaps have a cv of {cv:.3g}. {doubt}"
+        if shortest is not None and float(workload.rate) < float(shortest.rate):
+            text += " A shorter one (--rate-of peak-10s) may be steadier."
+        if len(whole.arrivals):
+            text += " The replay is of the recording itself: believe it."
+        return [text]
+    text = (
+        f"BURSTY: gaps between arrivals have a cv of {cv:.3g}, counts per minute vary "
+        f"{float(workload.dispersion):.3g} times as much as Poisson traffic's. {doubt}"
+    )
+    recorded = bool(len(workload.arrivals))
+    if recorded:
+        text += " The simulator replays the recorded arrivals, scaled to each rate: believe it."
     else:
-        text += "There is no recording to replay. "
-    if workload.peak_10s is None:
-        return [text.rstrip()]
-    return [
-        text
-        + "--rate-of peak-10s plans for the busiest 10 s as if they lasted"
-        + (", and replays the recording at its own speed." if len(workload.arrivals) else ".")
-    ]
+        text += " There is no recording to replay."
+    if workload.peak_10s is not None:
+        text += " --rate-of peak-10s plans for the busiest 10 s as if they lasted"
+        text += ", and replays the recording at its own speed." if recorded else "."
+    return [text]
 
 
 def replay_sentences(problem: Problem, rows: Sequence[DeploymentResult]) -> list[str]:

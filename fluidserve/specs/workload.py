@@ -212,6 +212,7 @@ def thinned(
         rate=stays * float(workload.rate),
         peak_10s=scaled(workload.peak_10s),
         peak_60s=scaled(workload.peak_60s),
+        prefix_bound=np.nan if refused else workload.prefix_bound,
         refused=refused,
     )
 

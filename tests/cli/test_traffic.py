@@ -69,6 +69,9 @@ def test_bursts_are_told_and_replayed(ask, bursts):
     peak = " ".join(ask("plan", rate_of="peak-10s", **changes).out.split())
     assert "BURSTY" not in peak
     assert "Replay: 100 recorded requests at their own speed, 0.0839 requests/s" in peak
+    minute = " ".join(ask("plan", rate_of="peak-60s", **changes).out.split())
+    assert "BURSTY: even inside the busiest window" in minute
+    assert "no recording" not in minute
     row = ask("plan", "--json", rate_of="peak-10s", **changes).json["deployments"][0]
     assert row["replayed"]["requests"] == 100
     assert row["replayed"]["attainment"] > 0.9
