@@ -121,7 +121,7 @@ def _decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     mean = gaps * decode.step
     if plan.system.first_token == "prefill":
         handed = 1.0 - plan.bins.out_share[0]
-        mean = mean + handed * (state.handover + 0.5 * decode.step + state.decode.mean_wait())
+        mean = mean + handed * (state.handover + decode.joining() + decode.mean_wait())
     return jnp.where((decode.full < 1.0) & (state.link.load < 1.0), mean, jnp.inf)
 
 
@@ -166,7 +166,9 @@ def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
     """
     times = _reached(plan, state)
     share = decoded_share(plan)
-    return jnp.concatenate([times[:2], times[2:] * share])
+    # nobody gets there where every request has one token, however overloaded it would be
+    behind = jnp.where(share > 0.0, times[2:], 0.0) * share
+    return jnp.concatenate([times[:2], behind])
 
 
 def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
