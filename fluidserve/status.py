@@ -70,6 +70,7 @@ class Doubt(enum.IntFlag):
     SLOT_WAIT = enum.auto()
     CLOSE_LIMITS = enum.auto()
     OTHER_PREFILL = enum.auto()
+    DECODE_BACKLOG = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -89,6 +90,7 @@ DOUBT_TEXT = {
     "formulas say",
     Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
     Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
+    Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
 
 RED = (

@@ -53,6 +53,8 @@ def doubts_of(
         Doubt.BATCHED_PREFILL: system.prefill_batch > 1,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
+    if plan.horizon is not None:
+        raised[Doubt.DECODE_BACKLOG] = metrics.decode_load > 1.0
     bits = jnp.zeros(jnp.shape(metrics.batch), jnp.int32)
     for doubt, holds in raised.items():
         bits = bits | jnp.where(holds, int(doubt), 0)
