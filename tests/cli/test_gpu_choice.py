@@ -102,7 +102,16 @@ def _quick_check(monkeypatch):
 
     def agrees(problem, row):
         interval = (0.99 * row.goodput, 1.01 * row.goodput)
-        return Simulated(row.goodput, interval, row.attainment, row.ttft, row.tpot, 1000, 3)
+        return Simulated(
+            goodput=row.goodput,
+            goodput_interval=interval,
+            attainment=row.attainment,
+            ttft=row.ttft,
+            tpot=row.tpot,
+            e2e=row.ttft,
+            requests=1000,
+            runs=3,
+        )
 
     monkeypatch.setattr("fluidserve.cli.plan.crosscheck", agrees)
 
