@@ -5,7 +5,7 @@ from jaxtyping import Array, Int
 
 from fluidserve.deploy.disaggregated import Metrics, Plan
 from fluidserve.specs.slo import Slo
-from fluidserve.stages.decode import slots
+from fluidserve.stages.decode import slots, step_time
 from fluidserve.status import Doubt
 
 NUDGE = 0.01
@@ -35,6 +35,7 @@ def doubts_of(
         # the same share of what may miss, and a margin: a percentile beyond it is that of idle
         # instances, which hardly reacts to the rate
         own = slo.ttft_share > 0.0
+        alone = alone + jnp.where(own, _after_prefill(plan, metrics), 0.0)
         reach = jnp.where(own, 0.9 * slo.ttft, slo.ttft)
         hopeless = jnp.where(own, 0.6 * (1.0 - slo.ttft_share), hopeless)
     never = jnp.sum(share * (alone > reach), axis=0)
@@ -59,3 +60,14 @@ def doubts_of(
     for doubt, holds in raised.items():
         bits = bits | jnp.where(holds, int(doubt), 0)
     return bits
+
+
+def _after_prefill(plan: Plan, metrics: Metrics) -> Array:
+    """Time from the end of prefill to the first token for the longest prompt of each bin, s."""
+    system = plan.system
+    if system.first_token == "prefill":
+        return jnp.zeros_like(metrics.batch)
+    longest = jnp.reshape(plan.bins.in_high, (-1, *([1] * jnp.ndim(metrics.batch))))
+    step = step_time(system.decode, plan.lengths, jnp.maximum(metrics.batch, 1.0))
+    transfer = longest * system.kv_bytes_per_token / system.link_bandwidth
+    return transfer + system.handover_overhead + step

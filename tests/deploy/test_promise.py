@@ -114,7 +114,7 @@ LIMITS = {
 }
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(limits=st.fixed_dictionaries(LIMITS), which=st.sampled_from(sorted(LIMITS)))
 def test_goodput_falls_as_anything_is_tightened(limits, which):
     looser = rate_of(**limits)
@@ -204,6 +204,7 @@ def test_a_sum_of_two_times_in_closed_form():
     assert abs(got - float(first[-1, 0])) > 0.02
 
 
+@pytest.mark.slow
 def test_derivatives_of_goodput():
     """Slopes in every limit and share of a mixed promise, against central differences."""
     base = {"ttft": 0.4, "tpot": 0.1, "e2e": 14.0, "e2e_share": 0.9, "ttft_share": 0.5}
