@@ -1,9 +1,10 @@
 """DistServe: its simulator, and the attainment measured on A100s.
 
 What its simulator leaves out or does otherwise is mirrored here, but for its admission of 50,000
-tokens of context to decode, which is left out: KV crosses in no time, prefill takes everything queued in one pass, TPOT divides by the
-output tokens and includes the wait for decode, and the two-piece decode time may fall with the
-batch. Goodput is where P90 of TTFT or of TPOT, each by itself, reaches its limit.
+tokens of context to decode, which is left out: KV crosses in no time, prefill takes everything
+queued in one pass, TPOT divides by the output tokens and includes the wait for decode, and the
+two-piece decode time may fall with the batch. Goodput is where P90 of TTFT or of TPOT, each by
+itself, reaches its limit.
 """
 
 import ast
