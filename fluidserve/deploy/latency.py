@@ -162,7 +162,7 @@ def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
     """Mean time that a request spends in each of `PHASES`, s; the sum is from arrival to its end.
 
     A mean over all requests: those whose only token leaves with prefill spend no time behind it.
-    ``inf`` where any stage is overloaded.
+    ``inf`` where any stage is overloaded, but for phases that no request is in.
     """
     times = _reached(plan, state)
     share = decoded_share(plan)

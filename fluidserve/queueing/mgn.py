@@ -87,10 +87,16 @@ class WaitFit:
         slow = self.weight * jnp.exp(-self.decay * at)
         fast = (self.busy - self.weight) * jnp.exp(-self.steep * at)
         fitted = jnp.clip(slow + fast, 0.0, self.busy)
-        gap = _md1_tail(self.rho, jnp.minimum(at, 2.0)) - fitted
-        # beyond two services the fit must not rise above what M/D/1 has come down to
-        gap = jnp.where(at < 2.0, gap, jnp.minimum(gap, 0.0))
-        return jnp.where(y < 0.0, 1.0, fitted + self.constant * gap)
+
+        def follow(fitted):
+            gap = _md1_tail(self.rho, jnp.minimum(at, 2.0)) - fitted
+            # beyond two services the fit must not rise above what M/D/1 has come down to
+            gap = jnp.where(at < 2.0, gap, jnp.minimum(gap, 0.0))
+            return fitted + self.constant * gap
+
+        # rare: prompts of one length in front of a single server
+        fitted = lax.cond(jnp.any(self.constant > 0.0), follow, lambda fitted: fitted, fitted)
+        return jnp.where(y < 0.0, 1.0, fitted)
 
     def behind(
         self, slack: Float[Array, "..."], unit: Leaf, drain: Leaf, busy: Leaf

@@ -106,13 +106,19 @@ def ahead(
 
 
 def at_levels(
-    levels: tuple[float, ...], cdf: Float[Array, "e *c"], values: Float[Array, "e *c"]
+    levels: tuple[float, ...], cdf: Float[Array, "e *c"], values: Float[Array, "e *#c"]
 ) -> Float[Array, "l *c"]:
     """Values at which an increasing `cdf` reaches each of `levels`, linear between edges.
 
     The first value where the first edge already lies above a level, the last where none does.
     """
-    wanted = jnp.reshape(jnp.array(levels), (-1, *([1] * cdf.ndim)))
-    part = (wanted - cdf[:-1]) / jnp.maximum(cdf[1:] - cdf[:-1], 1e-9)
-    steps = jnp.clip(part, 0.0, 1.0) * (values[1:] - values[:-1])
-    return values[0] + jnp.sum(steps, axis=1)
+    wanted = jnp.reshape(jnp.array(levels, cdf.dtype), (-1, *([1] * (cdf.ndim - 1))))
+
+    def climb(reached, edge):
+        below, above, step = edge
+        part = (wanted - below) / jnp.maximum(above - below, 1e-9)
+        return reached + jnp.clip(part, 0.0, 1.0) * step, None
+
+    # a loop, as XLA on CPUs computes what feeds a sum over a leading axis one number at a time
+    start = jnp.broadcast_to(values[0], (len(levels), *cdf.shape[1:]))
+    return lax.scan(climb, start, (cdf[:-1], cdf[1:], jnp.diff(values, axis=0)))[0]

@@ -194,9 +194,13 @@ def candidates(
         prefix_hit=question.prefix_hit,
         kv=question.kv,
     )
+    # the tables are far larger than what else there is of a shape: they stay where they are
+    small = dataclasses.replace(prefill, ahead=None)
     return Plan(
         system=system,
-        prefill=jax.tree.map(at(picks.prefill), prefill),
+        prefill=dataclasses.replace(
+            jax.tree.map(at(picks.prefill), small), ahead=prefill.ahead, row=picks.prefill
+        ),
         lengths=lengths.of(picks.decode),
         bins=question.bins,
         arrival_scv=question.arrival_scv,

@@ -26,7 +26,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import ndtr
+from jax import lax
 from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
@@ -284,7 +284,7 @@ def decode_state(
     density = jnp.exp(-0.5 * distance**2) / (deviation * 2.5066283)
     variability = jnp.maximum(0.5 * (arrival_scv + hold_scv), _SMALLEST_VARIABILITY)
     beyond = density * variability / (1.0 - below_full) / replicas
-    waits = beyond / (ndtr(distance) + beyond + 1e-12)
+    waits = beyond / (_normal_cdf(distance) + beyond + 1e-12)
     drain = replicas * room / (lengths.mean_steps * step_full) * (1.0 - below_full) / variability
     return DecodeState(
         batch=batch,
@@ -306,17 +306,17 @@ def _settle(instance, lengths, demand, shift, room):
       the batch; the growth of the step time per request and per token of context there; and the
       time that the slowest of pp unequal lanes adds to a step.
     """
-    one = jnp.ones_like(room)
     excess = lane_excess(instance)
 
-    def step(_, carry):
-        n = carry[0]
+    def step(n):
         time, slope, per_token, unequal = step_growth(instance, lengths, n + shift, excess)
         value = n - demand * (time + unequal)
         moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
         return jnp.clip(moved, 0.0, room), slope, per_token, unequal
 
-    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, (room, one, one, one))
+    # XLA computes each thing that a loop carries by itself: only the last step wants the slopes
+    n = lax.fori_loop(0, _NEWTON_STEPS - 1, lambda _, n: step(n)[0], room)
+    return step(n)
 
 
 def lane_excess(instance: Instance) -> Float[Array, "*c"]:
@@ -383,21 +383,32 @@ def tpot_within(
       handover_var: its variance, s**2.
       first_token: where the first token leaves.
     """
-    g = jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step_full))))
-    g_ok = jnp.maximum(g, 1.0)
     in_tpot = 1.0 if first_token == "prefill" else 0.0
     before = in_tpot * (handover + state.joining())
-    mean = state.step + before / g_ok
-    average = _averaging(g_ok / state.relaxation)
-    start = in_tpot * (state.step**2 / 12.0 + handover_var) / g_ok**2
-    deviation = jnp.sqrt(state.step_var * average + start + (1e-9 * state.step) ** 2)
-    met = ndtr((limit - mean) / deviation)
-    slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
-    met_after_wait = 1.0 - state.late(slack)
-    waits = state.waits * in_tpot
-    share = (1.0 - waits) * met + waits * met_after_wait
-    share = jnp.where(g < 0.5, 1.0, share)
-    return jnp.where(state.full < 1.0, share, 0.0)
+    start = in_tpot * (state.step**2 / 12.0 + handover_var)
+
+    def of_bin(g):
+        g_ok = jnp.maximum(g, 1.0)
+        mean = state.step + before / g_ok
+        average = _averaging(g_ok / state.relaxation)
+        variance = state.step_var * average + start / g_ok**2 + (1e-9 * state.step) ** 2
+        met = _normal_cdf((limit - mean) / jnp.sqrt(variance))
+        slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
+        met_after_wait = 1.0 - state.late(slack)
+        waits = state.waits * in_tpot
+        share = (1.0 - waits) * met + waits * met_after_wait
+        share = jnp.where(g < 0.5, 1.0, share)
+        return jnp.where(state.full < 1.0, share, 0.0)
+
+    if jnp.ndim(state.step) > jnp.ndim(state.step_full):  # every bin has a state of its own
+        return of_bin(jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step_full)))))
+    # a loop, so that XLA computes the state once and not again for every bin
+    return lax.map(of_bin, lengths.gaps)
+
+
+def _normal_cdf(x):
+    """One error function where the library's own, exact for any sign either way, takes two."""
+    return 0.5 * lax.erfc(-0.7071067811865476 * x)
 
 
 def _averaging(x):

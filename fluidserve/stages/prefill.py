@@ -12,6 +12,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
@@ -49,9 +50,11 @@ class PrefillShape:
       scv: squared coefficient of variation of the stage time, (*c).
       edges: stage time at the edges of the bins, s, (q + 1, *c).
       ahead: longest prompt ahead of an arrival, over loads from 0 to 1 in equal steps; leaves are
-        (r, q + 1, *c), in units of `mean`.
+        (r, q + 1, *c), in units of `mean`; None where no instance has several stages.
       pp: stages, (*c).
       batching: what an instance takes in one pass; None for one prompt at a time.
+      row: place of each candidate's instance in the last axis of `ahead`, where many candidates
+        share few instances; None where `ahead` has the shape of the candidates.
     """
 
     low: Leaf
@@ -59,9 +62,10 @@ class PrefillShape:
     mean: Leaf
     scv: Leaf
     edges: Leaf
-    ahead: Ahead
+    ahead: Ahead | None
     pp: Leaf
     batching: Batching | None = None
+    row: Leaf | None = None
 
     @property
     def busiest(self):
@@ -79,6 +83,7 @@ def prefill_shape(
     *,
     batch: int = 1,
     tokens: Leaf | None = None,
+    pipelines: bool = True,
 ) -> PrefillShape:
     """Stage times of an instance over the prompt bins.
 
@@ -88,6 +93,7 @@ def prefill_shape(
       prefix_hit: share of every prompt found in the prefix cache; None without one.
       batch: most prompts in one pass.
       tokens: most tokens computed in one pass that has several prompts; None for any number.
+      pipelines: False where `pp` is 1 throughout, which leaves out whatever runs ahead.
     """
 
     def time(tokens: Float[Array, "q ..."]) -> Float[Array, "q *c"]:
@@ -123,7 +129,7 @@ def prefill_shape(
         mean=mean,
         scv=scv,
         edges=edges,
-        ahead=jax.vmap(at_load)(loads),
+        ahead=jax.vmap(at_load)(loads) if pipelines else None,
         pp=pp,
         batching=_batching(instance, bins, prefix_hit, mean, scv, batch, tokens),
     )
@@ -183,6 +189,7 @@ class PrefillState:
       wait: fitted wait, a `WaitFit` in units of ``mean / replicas`` at a load held below 1; a
         `ClosedWait` in a closed loop, an `EarlyWait` where one of the first requests is looked at.
       unit: that unit, s, (*c).
+      weight: share of each atom of the longest prompt ahead, (j,).
       after_idle: longest prompt ahead of one that does not wait, s, (j, *c), one per atom.
       after_wait: the same for one that waits, s, (j, *c).
       stretch: mean wait in each of these atoms over the mean of all waits, (j, *c).
@@ -195,6 +202,7 @@ class PrefillState:
     load: Leaf
     wait: Leaf
     unit: Leaf
+    weight: Leaf
     after_idle: Leaf
     after_wait: Leaf
     stretch: Leaf
@@ -209,12 +217,11 @@ class PrefillState:
 
     def passage(self, share: Float[Array, " q"]) -> Float[Array, "*c"]:
         """Mean time from the start of prefill to its end over the prompts, s."""
-        weight = jnp.diff(jnp.array(LEVELS))
         middle = 0.5 * (self.low + self.high)
 
         def passing(ahead):
             by_atom = jnp.tensordot(share, self.sojourn(middle[:, None], ahead), axes=1)
-            return jnp.tensordot(weight, by_atom, axes=1)
+            return jnp.tensordot(self.weight, by_atom, axes=1)
 
         alone = jnp.tensordot(share, middle, axes=1) * self.pp
         held_up = passing(self.after_idle) - alone
@@ -234,19 +241,23 @@ class PrefillState:
           limit: from arrival to the end of prefill, or of what follows it, s.
           delay: what follows prefill, independent of the wait for it; nothing by default.
         """
-        weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * (self.low.ndim))))
-        part, slack = self._in_time(limit, delay, self.after_idle)
-        late = delay.waits * jnp.exp(-delay.drain * slack) if delay else 0.0
-        at_once = jnp.sum(weight * part * (1.0 - late), axis=0)
-        part, slack = self._in_time(limit, delay, self.after_wait)
-        late = self._late(slack, delay)
-        after_wait = jnp.sum(weight * part * (1.0 - late), axis=0)
-        total = at_once + self.wait.busy * (after_wait - at_once)
+
+        def add_atom(total, atom):
+            weight, after_idle, after_wait, stretch = atom
+            part, slack = self._in_time(limit, delay, after_idle)
+            late = delay.waits * jnp.exp(-delay.drain * slack) if delay else 0.0
+            at_once = part * (1.0 - late)
+            part, slack = self._in_time(limit, delay, after_wait)
+            waited = part * (1.0 - self._late(slack, delay, self.unit * stretch))
+            return total + weight * (at_once + self.wait.busy * (waited - at_once)), None
+
+        shape = jnp.broadcast_shapes(jnp.shape(self.low), jnp.shape(limit), jnp.shape(self.load))
+        atoms = (self.weight, self.after_idle, self.after_wait, self.stretch)
+        total, _ = lax.scan(add_atom, jnp.zeros(shape, self.low.dtype), atoms)
         return jnp.where(self.load < 1.0, total, 0.0)
 
-    def _late(self, slack, delay: Delay | None):
+    def _late(self, slack, delay: Delay | None, unit):
         """Chance that a wait for prefill, and the one after it, take longer than `slack`."""
-        unit = self.unit * self.stretch[:, None]
         busy = jnp.maximum(self.wait.busy, _RAREST)  # underflows with many idle instances
         late = self.wait.tail(slack / unit) / busy
         if delay is None:
@@ -258,13 +269,10 @@ class PrefillState:
         return late + delay.waits * (both - late)
 
     def _in_time(self, limit, delay, ahead):
-        """Share of each bin short enough for the limit, and what its middle leaves for waiting.
-
-        Atoms on the first axis, bins on the second.
-        """
+        """Share of each bin short enough for the limit, and what its middle leaves for waiting."""
         low, high = (delay.low, delay.high) if delay else (0.0, 0.0)
-        at_low = limit - self.sojourn(self.low, ahead[:, None]) - low
-        at_high = limit - self.sojourn(self.high, ahead[:, None]) - high
+        at_low = limit - self.sojourn(self.low, ahead) - low
+        at_high = limit - self.sojourn(self.high, ahead) - high
         width = jnp.maximum(at_low - at_high, 1e-9)
         part = jnp.clip(at_low / width, 0.0, 1.0)
         return part, jnp.maximum(at_low - 0.5 * part * width, 0.0)
@@ -302,24 +310,14 @@ def prefill_state(
         )
         load, wait = found.load, found.wait
         rho = jnp.clip(load, _SMALLEST_LOAD, _LARGEST_LOAD)
-    run = _at_load(shape.ahead, busy)
-    # runs start in idle time; a row behind a shared line is idle less often than it is waited for
-    starts = rho * (1.0 - busy) / (1.0 - rho)
-    faded = jnp.exp(-starts * (shape.pp - 1.0) * run.reach)
-    cdf, waits = run.cdf * faded, run.wait * faded
-    middles = tuple(0.5 * (a + b) for a, b in itertools.pairwise(LEVELS))
-    mean_wait = at_levels(LEVELS, cdf, waits)
-    weight = jnp.reshape(jnp.diff(jnp.array(LEVELS)), (-1, *([1] * jnp.ndim(rho))))
-    relative = jnp.diff(mean_wait, axis=0) / (weight * run.wait[-1])
-    stretch = jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05)
-    # in a single stage nothing is held up, so one wait serves all, whatever ran ahead
-    stretch = jnp.where(shape.pp > 1.0, stretch, 1.0)
+    weight, after_idle, after_wait, stretch = _held_up(shape, replicas, rho, busy)
     return PrefillState(
         load=load,
         wait=wait,
         unit=unit / replicas,
-        after_idle=at_levels(middles, faded, shape.edges),
-        after_wait=at_levels(middles, cdf, shape.edges),
+        weight=weight,
+        after_idle=after_idle,
+        after_wait=after_wait,
         stretch=stretch,
         low=shape.low,
         high=shape.high,
@@ -417,16 +415,41 @@ def _batched(
     return found, busy, servers
 
 
-def _at_load(table: Ahead, load: Float[Array, "*c"]) -> Ahead:
-    """Interpolates a table over loads."""
+def _held_up(shape: PrefillShape, replicas, rho, busy):
+    """Weights, longest prompts ahead after idle time and after a wait, and stretch of the atoms."""
+    if shape.ahead is None:
+        nothing = jnp.zeros((1, *jnp.shape(rho)), rho.dtype)
+        return jnp.ones(1, rho.dtype), nothing, nothing, nothing + 1.0
+    run = _at_load(shape, shape.ahead, busy)
+    # runs start in idle time; a row behind a shared line is idle less often than it is waited for
+    starts = rho * (1.0 - busy) / (1.0 - rho)
+    faded = jnp.exp(-starts * (shape.pp - 1.0) * run.reach)
+    cdf, waits = run.cdf * faded, run.wait * faded
+    middles = tuple(0.5 * (a + b) for a, b in itertools.pairwise(LEVELS))
+    both = at_levels(middles, jnp.stack([faded, cdf], axis=1), shape.edges[:, None])
+    mean_wait = at_levels(LEVELS, cdf, waits)
+    weight = jnp.diff(jnp.array(LEVELS, rho.dtype))
+    lead = jnp.reshape(weight, (-1, *([1] * jnp.ndim(rho))))
+    relative = jnp.diff(mean_wait, axis=0) / (lead * run.wait[-1])
+    stretch = jnp.maximum(1.0 + (relative - 1.0) / replicas, 0.05)
+    # in a single stage nothing is held up, so one wait serves all, whatever ran ahead
+    return weight, both[:, 0], both[:, 1], jnp.where(shape.pp > 1.0, stretch, 1.0)
+
+
+def _at_load(shape: PrefillShape, table: Ahead, load: Float[Array, "*c"]) -> Ahead:
+    """Interpolates the table of an instance over loads."""
     at = jnp.clip(load, 0.0, 1.0) * (_LOADS - 1)
     index = jnp.clip(jnp.floor(at).astype(int), 0, _LOADS - 2)
     part = at - index
-    row = jnp.reshape(index, (1, 1, *jnp.shape(index)))
 
-    def between(leaf: Float[Array, "r e *c"]) -> Float[Array, "e *c"]:
-        below = jnp.take_along_axis(leaf, row, axis=0)[0]
-        above = jnp.take_along_axis(leaf, row + 1, axis=0)[0]
+    def row(leaf: Float[Array, "r e ..."], index: Array) -> Float[Array, "e *c"]:
+        if shape.row is None:
+            along = jnp.reshape(index, (1, 1, *jnp.shape(index)))
+            return jnp.take_along_axis(leaf, along, axis=0)[0]
+        return jnp.moveaxis(leaf[index, :, shape.row], -1, 0)
+
+    def between(leaf: Float[Array, "r e ..."]) -> Float[Array, "e *c"]:
+        below, above = row(leaf, index), row(leaf, index + 1)
         return below + part * (above - below)
 
     return jax.tree.map(between, table)

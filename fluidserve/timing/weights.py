@@ -1,5 +1,6 @@
 """Which weights a pass reads: all of a dense model, the touched experts of a mixture."""
 
+from fluidserve._numerics import power
 from fluidserve._typing import Number
 from fluidserve.specs.model import ModelSpec
 
@@ -16,4 +17,4 @@ def touched_experts(miss: Number, tokens: Number) -> Number:
     all of them with ``miss ** tokens`` (the occupancy problem). Real routing is skewed, so fewer
     experts are touched than this says.
     """
-    return 1.0 - miss**tokens
+    return 1.0 - power(miss, tokens)
