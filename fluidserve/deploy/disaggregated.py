@@ -160,37 +160,63 @@ def at_rate(plan: Plan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SER
         dispatch=system.dispatch,
         max_replicas=max_replicas,
     )
-    prompt, prompt_square = prompt_moments(bins, system.kv)
-    decoded = rate * decoded_share(plan)
-    link = link_state(
-        decoded,
-        system.kv_bytes_per_token / system.link_bandwidth,
+    link = link_at(plan, rate, prefill_load=prefill.load, n_prefill=system.n_prefill)
+    handover = link.wait + link.transfer + system.handover_overhead
+    decode = decode_at(plan, rate, handover)
+    held, _ = prompt_moments(bins, system.prefill.kv)
+    overflow = overflow_of(
+        rate,
+        room=system.n_prefill * system.prefill.kv_capacity / held,
+        passing=plan.prefill.mean * system.prefill.pp + handover,
+        waits=decode.waits,
+        drain=decode.drain,
+    )
+    return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
+
+
+def link_at(
+    plan: Plan, rate: Float[Array, "*c"], *, prefill_load: Leaf, n_prefill: Leaf
+) -> LinkState:
+    """The link at an arrival rate, behind a prefill pool of that load and size."""
+    prompt, prompt_square = prompt_moments(plan.bins, plan.system.kv)
+    return link_state(
+        rate * decoded_share(plan),
+        plan.system.kv_bytes_per_token / plan.system.link_bandwidth,
         prompt,
         prompt_square,
-        prefill_load=prefill.load,
-        n_prefill=system.n_prefill,
+        prefill_load=prefill_load,
+        n_prefill=n_prefill,
     )
-    handover = link.wait + link.transfer + system.handover_overhead
-    decode = decode_state(
-        system.decode,
+
+
+def decode_at(plan: Plan, rate: Float[Array, "*c"], handover: Float[Array, "*c"]) -> DecodeState:
+    """The decode pool at an arrival rate, behind a hand-over that takes so long on average."""
+    return decode_state(
+        plan.system.decode,
         plan.lengths,
-        system.n_decode,
+        plan.system.n_decode,
         rate,
-        max_batch=system.max_batch,
+        max_batch=plan.system.max_batch,
         transfer=handover,
         arrival_scv=plan.arrival_scv,
-        dispatch=system.dispatch,
+        dispatch=plan.system.dispatch,
     )
-    held, _ = prompt_moments(bins, system.prefill.kv)
-    waiting_room = jnp.maximum(
-        system.n_prefill * system.prefill.kv_capacity / held
-        - rate * (plan.prefill.mean * system.prefill.pp + handover),
-        0.0,
-    )
+
+
+def overflow_of(rate: Array, *, room: Array, passing: Array, waits: Array, drain: Array) -> Array:
+    """Chance that prompts waiting for a slot fill the prefill memory.
+
+    Args:
+      rate: requests, 1/s.
+      room: prompts that the memory of the prefill pool holds.
+      passing: mean time that a prompt is there without waiting for a slot, s.
+      waits: chance of waiting for a slot.
+      drain: rate of that wait, 1/s.
+    """
+    waiting_room = jnp.maximum(room - rate * passing, 0.0)
     # by Little's law a wait of w stands for rate * w requests ahead
     time_to_fill = waiting_room / jnp.where(rate > 0.0, rate, 1.0)
-    overflow = decode.waits * jnp.exp(-decode.drain * time_to_fill)
-    return State(prefill=prefill, link=link, decode=decode, handover=handover, overflow=overflow)
+    return waits * jnp.exp(-drain * time_to_fill)
 
 
 def decoded_share(plan: Plan):
@@ -203,23 +229,40 @@ def ttft_within(
     plan: Plan, state: State, limit: Float[Array, "..."] | float
 ) -> Float[Array, "q *c"]:
     """Share of each prompt bin whose TTFT is at most `limit`; ``inf`` is no limit."""
-    prefill, limit = state.prefill, jnp.minimum(limit, NO_LIMIT)
+    decode, prefill, limit = state.decode, state.prefill, jnp.minimum(limit, NO_LIMIT)
+    after = first_step(decode)
+    in_time = prompts_within(plan, prefill, state.link, limit, after) * (1.0 - state.overflow)
     if plan.system.first_token == "prefill":
-        return prefill.within(limit) * (1.0 - state.overflow)
-    decode, system = state.decode, plan.system
-    per_token = system.kv_bytes_per_token / system.link_bandwidth
-    bins = (plan.bins.in_low, plan.bins.in_high)
-    edges = (jnp.reshape(e, (-1, *([1] * decode.step.ndim))) for e in bins)
-    low, high = (tokens_held(system.kv, e) * per_token for e in edges)
-    waits, drain = state.link.exponential()
-    later = system.handover_overhead + first_step(decode)
-    in_time = prefill.within(limit - later, Delay(low=low, high=high, waits=waits, drain=drain))
-
+        return in_time
     typical = plan.prefill.mean * plan.prefill.pp + prefill.wait.mean * prefill.unit
-    slack = jnp.maximum(limit - typical - state.handover - first_step(decode), 0.0)
+    slack = jnp.maximum(limit - typical - state.handover - after, 0.0)
     has_slot = 1.0 - decode.waits * decode.late(slack)
     has_slot = jnp.where((decode.full < 1.0) & (state.link.load < 1.0), has_slot, 0.0)
-    return in_time * has_slot * (1.0 - state.overflow)
+    return in_time * has_slot
+
+
+def prompts_within(
+    plan: Plan, prefill: PrefillState, link: LinkState, limit: Leaf, after: Leaf
+) -> Float[Array, "q *c"]:
+    """Share of each prompt bin whose first token is out in time when a decode slot is free.
+
+    Args:
+      plan: the deployment.
+      prefill: its prefill pool at a rate.
+      link: its link at that rate; no part of it when the first token leaves with prefill.
+      limit: on TTFT, s.
+      after: time of the first decode step, s; likewise.
+    """
+    if plan.system.first_token == "prefill":
+        return prefill.within(limit)
+    system = plan.system
+    per_token = system.kv_bytes_per_token / system.link_bandwidth
+    bins = (plan.bins.in_low, plan.bins.in_high)
+    edges = (jnp.reshape(e, (-1, *([1] * link.wait.ndim))) for e in bins)
+    low, high = (tokens_held(system.kv, e) * per_token for e in edges)
+    waits, drain = link.exponential()
+    later = system.handover_overhead + after
+    return prefill.within(limit - later, Delay(low=low, high=high, waits=waits, drain=drain))
 
 
 def first_step(decode: DecodeState) -> Float[Array, "*c"]:

@@ -400,7 +400,8 @@ def tpot_within(
         share = jnp.where(g < 0.5, 1.0, share)
         return jnp.where(state.full < 1.0, share, 0.0)
 
-    if jnp.ndim(state.step) > jnp.ndim(state.step_full):  # every bin has a state of its own
+    # every bin has a state or a limit of its own
+    if max(jnp.ndim(state.step), jnp.ndim(limit)) > jnp.ndim(state.step_full):
         return of_bin(jnp.reshape(lengths.gaps, (-1, *([1] * jnp.ndim(state.step_full)))))
     # a loop, so that XLA computes the state once and not again for every bin
     return lax.map(of_bin, lengths.gaps)

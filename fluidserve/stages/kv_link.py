@@ -65,5 +65,10 @@ def link_state(
     load = rate * transfer
     slack = 1.0 - jnp.clip(load, 0.0, _FULL)
     poisson = rate * seconds_per_token**2 * prompt_square / (2.0 * slack)
-    evenness = 1.0 - jnp.clip(prefill_load, 0.0, 1.0) ** 3 / jnp.sqrt(n_prefill)
-    return LinkState(load=load, wait=poisson * evenness, transfer=transfer)
+    wait = poisson * unevenness(prefill_load, n_prefill)
+    return LinkState(load=load, wait=wait, transfer=transfer)
+
+
+def unevenness(prefill_load: Float[Array, "*c"], n_prefill: Float[Array, "*c"]) -> Array:
+    """Wait for the link over that behind a Poisson stream, 0 to 1."""
+    return 1.0 - jnp.clip(prefill_load, 0.0, 1.0) ** 3 / jnp.sqrt(n_prefill)
