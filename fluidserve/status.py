@@ -71,6 +71,7 @@ class Doubt(enum.IntFlag):
     CLOSE_LIMITS = enum.auto()
     OTHER_PREFILL = enum.auto()
     DECODE_BACKLOG = enum.auto()
+    FULL_LINK = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -89,6 +90,7 @@ DOUBT_TEXT = {
     Doubt.SLOT_WAIT: "requests wait for decode slots, which short outputs feel more than the "
     "formulas say",
     Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
+    Doubt.FULL_LINK: "users wait for the KV link, which is busy nearly all the time",
     Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
     Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
@@ -99,6 +101,7 @@ RED = (
     | Doubt.PREFILL_MEMORY
     | Doubt.UNSTABLE
     | Doubt.OTHER_PREFILL
+    | Doubt.FULL_LINK
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 

@@ -46,6 +46,7 @@ from fluidserve.stages.windowed import prompt_moments
 _ITERATIONS = 6
 _BELOW_FULL = 1.0 - 1e-6
 _BUSY_LINK = 0.9
+_FULL_LINK = 0.995
 _EQUAL = 1e-4
 _LEAST_VARIABILITY = 0.02
 
@@ -68,9 +69,10 @@ def closed_state(
     users = jnp.broadcast_to(users, mean.shape).astype(mean.dtype)
     capacity, link_limit, _ = largest_rate(plan)
     behind, growth = _behind(plan, users, link_limit)
-    _, alone = behind.holding(users, behind.lag + mean)
-    fluid = jnp.minimum(jnp.minimum(alone, behind.full_rate), 0.999 * capacity)
-    prefill = prefill_state(shape, n, fluid, max_replicas=max_replicas)
+    alone = behind.holding(users, behind.lag + mean).rate
+    fluid = jnp.minimum(alone, 0.999 * capacity)
+    # a prompt is held up by those of the others
+    prefill = prefill_state(shape, n, fluid * behind.others, max_replicas=max_replicas)
     behind = dataclasses.replace(behind, lag=prefill.passage(plan.bins.in_share) - mean)
     away = jnp.maximum(users / fluid - mean, 0.0)
     law = closed_law(
@@ -81,9 +83,9 @@ def closed_state(
         variability=_variability(plan, fluid / capacity, away),
     )
     rate = law.rate
-    link = behind.link(jnp.minimum(rate, _BUSY_LINK * link_limit))
-    link = dataclasses.replace(link, load=jnp.minimum(rate / link_limit, _BELOW_FULL))
-    batch, excess = behind.batch_and_excess(law.away)
+    there = behind.holding(law.away, behind.lag)
+    link = _link(behind, law, there, link_limit)
+    batch, excess = there.batch, there.excess
     prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     held = rate * (mean * shape.pp + behind.handover(rate))
     kept = jnp.maximum(n * system.prefill.kv_capacity / prompt - held, 0.0)
@@ -114,15 +116,18 @@ class Behind:
       plan: the deployment.
       lag: mean pass through the other prefill stages, s.
       slower: what unequal lanes add to a decode step, as a share of it.
+      others: users over which a request shares the link with others, as a share of all.
       link_limit: rate that saturates the link, 1/s.
       room: slots of a decode instance.
-      full_batch: mean batch of an instance with all slots taken, some by requests on the link.
+      full_batch: largest mean batch of an instance: with all slots taken, some of them by requests
+        on the link, or with the link full.
       full_rate: requests that decode completes then, 1/s.
     """
 
     plan: Plan
     lag: Leaf
     slower: Leaf
+    others: Leaf
     link_limit: Leaf
     room: Leaf
     full_batch: Leaf
@@ -152,45 +157,71 @@ class Behind:
 
     def handover(self, rate: Float[Array, "..."]) -> Float[Array, "..."]:
         """Mean time of the hand-over over all requests, those without one included, s."""
-        link = self.link(jnp.minimum(rate, _BUSY_LINK * self.link_limit))
+        link = self.link(jnp.minimum(rate, _BUSY_LINK * self.link_limit) * self.others)
         time = link.wait + link.transfer + self.plan.system.handover_overhead
         return decoded_share(self.plan) * time
 
-    def holding(
-        self, requests: Float[Array, "..."], lag: Leaf
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """Batch and rate that go with so many requests, if there were slots for all.
+    def rate_with(self, batch: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Requests that complete with a batch in every instance, 1/s."""
+        k, steps = self.plan.system.n_decode, self.plan.lengths.mean_steps
+        return k * batch / (steps * self.step(batch))
+
+    def holding(self, requests: Float[Array, "..."], lag: Leaf) -> "Held":
+        """Where so many requests are.
 
         Args:
-          requests: how many, in hand-over, in decode, and where they spend `lag`.
-          lag: time that each spends elsewhere, s.
+          requests: how many.
+          lag: time that each spends neither in hand-over nor in decode, s.
         """
         k, steps = self.plan.system.n_decode, self.plan.lengths.mean_steps
 
-        def completing(batch):
-            return k * batch / (steps * self.step(batch))
-
         def improve(_, batch):
-            outside = lag + self.handover(completing(batch))
+            outside = lag + self.handover(self.rate_with(batch))
             return requests / (k + k * outside / (steps * self.step(batch)))
 
         batch = lax.fori_loop(0, _ITERATIONS, improve, requests / k)
-        return batch, jnp.minimum(completing(batch), self.link_limit)
+        batch = jnp.minimum(batch, self.full_batch)
+        rate = self.rate_with(batch)
+        admitted = requests - rate * lag
+        excess = admitted - k * self.room
+        on_link = jnp.minimum(admitted, k * self.room) - k * batch
+        return Held(batch=batch, rate=rate, excess=excess, on_link=jnp.maximum(on_link, 0.0))
 
     def completing(self, requests: Float[Array, "..."]) -> Float[Array, "..."]:
         """Rate at which requests complete when so many are here, 1/s."""
-        return jnp.minimum(self.holding(requests, self.lag)[1], self.full_rate)
+        return self.holding(requests, self.lag).rate
 
-    def batch_and_excess(
-        self, requests: Float[Array, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """Batch of an instance, and requests beyond the slots of all (negative: slots left)."""
-        k = self.plan.system.n_decode
-        batch, _ = self.holding(requests, self.lag)
-        waiting = requests - self.full_rate * self.lag - k * self.room
-        left = k * (batch - self.full_batch)
-        excess = jnp.where(batch > self.full_batch, jnp.maximum(waiting, 0.0), left)
-        return jnp.minimum(batch, self.full_batch), excess
+
+@pytree
+class Held:
+    """Requests behind the first prefill stage.
+
+    Attributes:
+      batch: in decode, of one instance.
+      rate: requests that complete, 1/s.
+      excess: beyond the slots of all instances; negative where slots are left.
+      on_link: between slot and decode.
+    """
+
+    batch: Leaf
+    rate: Leaf
+    excess: Leaf
+    on_link: Leaf
+
+
+def _link(behind: Behind, law: ClosedLaw, held: Held, link_limit) -> LinkState:
+    """The link, with the wait that follows from how many requests are on it (Little's law)."""
+    system, rate = behind.plan.system, law.rate
+    link = behind.link(rate)
+    share = decoded_share(behind.plan)
+    some = share > 1e-6
+    per_request = law.mean(held.on_link) / (rate * jnp.where(some, share, 1.0))
+    wait = per_request - link.transfer - system.handover_overhead
+    return LinkState(
+        load=jnp.minimum(rate / link_limit, _BELOW_FULL),
+        wait=jnp.where(some & (link.transfer > 0.0), jnp.maximum(wait, 0.0), 0.0),
+        transfer=link.transfer,
+    )
 
 
 def _behind(plan: Plan, users, link_limit):
@@ -210,12 +241,21 @@ def _behind(plan: Plan, users, link_limit):
         plan=plan,
         lag=(plan.prefill.pp - 1.0) * mean,
         slower=unequal / time,
+        others=(users - 1.0) / users,
         link_limit=link_limit,
         room=room,
         full_batch=room,
         full_rate=link_limit,
     )
-    full_batch, full_rate = behind.holding(k * room, nothing)
+
+    def filling(_, batch):
+        return jnp.minimum(rate * lengths.mean_steps * behind.step(batch) / k, room)
+
+    # the batch that keeps the link busy, and the one that fills the slots
+    rate = _FULL_LINK * link_limit
+    busy_link = lax.fori_loop(0, 2 * _ITERATIONS, filling, room)
+    full_batch = jnp.minimum(behind.holding(k * room, nothing).batch, busy_link)
+    full_rate = behind.rate_with(full_batch)
     behind = dataclasses.replace(behind, full_batch=full_batch, full_rate=full_rate)
     return behind, (slope, per_token)
 

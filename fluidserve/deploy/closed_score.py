@@ -99,6 +99,7 @@ def _doubts(plan: Plan, slo: Slo, state: State, metrics: Metrics, rate, met) -> 
         Doubt.CLOSE_LIMITS: jnp.where(met, ~attained(1.0 - CLOSE), attained(1.0 + CLOSE)),
         Doubt.FEW_SLOTS: state.decode.slots < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,
+        Doubt.FULL_LINK: metrics.link_load > 0.9,
         Doubt.OTHER_PREFILL: plan.system.prefill_batch > 1 or plan.system.dispatch != "shared",
     }
     bits = jnp.zeros(jnp.shape(rate), jnp.int32)

@@ -206,7 +206,9 @@ class ClosedWait:
 
         The second wait counts with its mean. Arguments as for `WaitFit.behind`.
         """
-        return self.tail((slack - 1.0 / drain) / unit) / busy
+        left = slack - 1.0 / drain
+        both = jnp.minimum(self.tail(jnp.maximum(left, 0.0) / unit) / busy, 1.0)
+        return jnp.where(left < 0.0, 1.0, both)
 
 
 def closed_wait(

@@ -155,3 +155,16 @@ def test_batch_of_deployments_has_no_nan_and_finite_gradients():
         if users == 17.0:  # more time and a faster link help
             assert (np.asarray(growth[0]) > 0.0).all()
             assert (np.asarray(growth[1]) > 0.0).all()
+
+
+def test_full_link_holds_the_users_up():
+    problem = make_problem("OPT-13B", link=2e9, first_token="decode", ttft=1.0)
+    rate, metrics, times, found = formulas(problem, "4P1D tp1/tp4", 60)
+    mean_in, mean_out = problem.mean_lengths
+    most = 2e9 / (problem.model.kv_bytes_per_token * mean_in)
+    assert float(rate) == pytest.approx(most, rel=0.01)
+    assert 0.9 < float(metrics.link_load) < 1.0
+    stay = float(times.ttft_mean) + (mean_out - 1.0) * float(times.tpot_mean)
+    assert float(rate) * stay == pytest.approx(60.0, rel=0.1)
+    assert int(found.doubts) & Doubt.FULL_LINK
+    assert 0.0 <= float(metrics.attainment) < 0.5
