@@ -99,6 +99,7 @@ RED = (
     Doubt.BURSTY_ARRIVALS
     | Doubt.LENGTH_TAIL
     | Doubt.PREFILL_MEMORY
+    | Doubt.FLAT_CURVE
     | Doubt.UNSTABLE
     | Doubt.OTHER_PREFILL
     | Doubt.FULL_LINK

@@ -33,15 +33,18 @@ def main() -> None:
     parser.add_argument("--precision", type=float, default=0.01, help="relative standard error")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--file", type=Path, help="simulated results; default accuracy-SET.jsonl")
+    parser.add_argument("--compare-only", action="store_true", help="what the file holds, no more")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--plot", type=Path, help="write the scatter plot to this file")
     args = parser.parse_args()
     file = args.file or Path(f"accuracy-{args.set}.jsonl")
     runtime.enable_cache()
-    cases = draw_cases(args.set)
     done = _read(file)
-    todo = [case for case in cases if case not in done]
-    done |= _simulate(todo, file, args)
+    if args.compare_only:
+        cases = list(done)
+    else:
+        cases = draw_cases(args.set)
+        done |= _simulate([case for case in cases if case not in done], file, args)
     rows = [_compare(case, done[case]) for case in cases]
     print(listing(rows))
     text = tables(rows)
