@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import overflow_of
 from fluidserve.goodput import root_rate
 from fluidserve.search.tables import WAITS, Memory, Tables, read
@@ -48,12 +49,12 @@ def goodput_of_pairs(tables: Tables, prefill: np.ndarray, decode: np.ndarray) ->
 
 
 @jax.jit
-def _solve(tables: Tables, index: Array, count: int) -> Float[Array, " n"]:
+def _solve(tables: Tables, index: Array, count: Leaf) -> Float[Array, " n"]:
     """Goodput of the first `count` pairs, chunk by chunk."""
 
     def one_chunk(i, found):
         start = jnp.asarray(i * CHUNK, jnp.int32)
-        prefill, decode = lax.dynamic_slice(index, (0, start), (2, CHUNK))
+        prefill, decode = lax.dynamic_slice(index, (0 * start, start), (2, CHUNK))
         return lax.dynamic_update_slice(found, _goodput(tables, prefill, decode), (start,))
 
     blank = jnp.zeros(index.shape[1], tables.prefill.end.dtype)
@@ -83,8 +84,7 @@ def _joint(
     question, link = tables.question, tables.link
     load = rate * memory.mean / memory.count
     g = _between(decode, WAITS, unevenness(load, memory.count))
-    waits, drain, step, batch = g[-4:]
-    after = step * (1.0 + 0.5 * jnp.minimum(batch, 1.0))
+    waits, drain, after = g[-3:]
     handed = link_state(
         rate * link.decoded,
         link.seconds_per_token,

@@ -1,0 +1,43 @@
+"""Pairs scored out of tables against the same pairs scored by themselves."""
+
+import numpy as np
+import pytest
+from analysis_helpers import make_problem
+
+from fluidserve.search.grid import disaggregated_grid
+from fluidserve.search.pairs import goodput_of_pairs
+from fluidserve.search.score import question_of, score_grid
+from fluidserve.search.tables import pools_of, tables_of
+
+BUDGET = 10
+CASES = {
+    "chat": {"link": 25e9},
+    "slow link": {"link": 3e9, "ttft": 0.6},
+    "llama": {
+        "model": "Llama-3.1-8B",
+        "gpu": "A100-SXM4-80GB",
+        "ttft": 0.3,
+        "tpot": 0.02,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goodput_out_of_tables_is_that_of_the_formulas(name):
+    """Interpolation costs at most half a per cent of goodput, and mostly far less."""
+    problem = make_problem(**CASES[name])
+    grid = disaggregated_grid(problem, BUDGET)
+    question = question_of(problem)
+    pools = pools_of(grid.shapes, BUDGET)
+    index = {
+        (int(s), int(n)): i for i, (s, n) in enumerate(zip(pools.shape, pools.count, strict=True))
+    }
+    prefill = np.array([index[p] for p in zip(grid.prefill, grid.n_prefill, strict=True)])
+    decode = np.array([index[d] for d in zip(grid.decode, grid.n_decode, strict=True)])
+    found = goodput_of_pairs(tables_of(grid, question, pools), prefill, decode)
+    exact = score_grid(grid, question).goodput
+    assert ((found > 0) == (exact > 0)).mean() > 0.99
+    both = (found > 0) & (exact > 0)
+    error = np.abs(found[both] / exact[both] - 1.0)
+    assert np.median(error) < 5e-4
+    assert np.quantile(error, 0.99) < 5e-3
