@@ -42,6 +42,8 @@ from fluidserve.deploy.disaggregated import (
     link_at,
     prompts_within,
 )
+from fluidserve.deploy.promise import has_shares
+from fluidserve.errors import InputError
 from fluidserve.goodput import root_rate
 from fluidserve.search.grid import Grid, Shape
 from fluidserve.search.score import Picks, Question, as_arrays, candidates
@@ -156,7 +158,12 @@ def tables_of(grid: Grid, question: Question, pools: Pools) -> Tables:
       grid: whose shapes the pools refer to.
       question: what they have in common.
       pools: the pools.
+
+    Raises:
+      InputError: a promise with more than joint limits on TTFT and TPOT.
     """
+    if question.slo.e2e is not None or has_shares(question.slo):
+        raise InputError("slo: tables hold joint limits on TTFT and TPOT alone; use score_grid")
     size, count = -(-len(pools.shape) // CHUNK) * CHUNK, len(pools.shape)
     padded = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[-1:], size - count)]), pools)
     padded = Pools(shape=padded.shape.astype(np.int32), count=padded.count.astype(float))

@@ -1,9 +1,12 @@
 """Pairs scored out of tables against the same pairs scored by themselves."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from analysis_helpers import make_problem
 
+from fluidserve.errors import InputError
 from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.pairs import goodput_of_pairs
 from fluidserve.search.score import question_of, score_grid
@@ -41,3 +44,12 @@ def test_goodput_out_of_tables_is_that_of_the_formulas(name):
     error = np.abs(found[both] / exact[both] - 1.0)
     assert np.median(error) < 5e-4
     assert np.quantile(error, 0.99) < 5e-3
+
+
+@pytest.mark.parametrize("limit", [{"e2e": 10.0}, {"ttft_share": 0.95}])
+def test_a_promise_that_tables_do_not_hold_is_refused(limit):
+    problem = make_problem()
+    problem = dataclasses.replace(problem, slo=dataclasses.replace(problem.slo, **limit))
+    grid = disaggregated_grid(problem, 4)
+    with pytest.raises(InputError, match="use score_grid"):
+        tables_of(grid, question_of(problem), pools_of(grid.shapes, 4))
