@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fluidserve.cli.files import write_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import (
     answer_parts,
@@ -11,13 +12,13 @@ from fluidserve.cli.plan import (
     profile_json,
     verified,
     verify_count,
-    write_files,
 )
 from fluidserve.errors import NoFeasibleDeployment
 from fluidserve.io.load import resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.comparison import comparison_sentences, comparison_table
+from fluidserve.report.plots.figure import plot_plan
 from fluidserve.report.traffic import traffic_json
 from fluidserve.search.compare import Comparison, compare
 
@@ -57,7 +58,7 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
     found = _verified(inputs, by_name, found)
     rows = found.deployments(inputs.top)
     winner = by_name[next(iter(found.plans))]
-    write_files(inputs, winner, rows)
+    write_files(inputs, rows, lambda path: plot_plan(path, winner, inputs.budget, rows[0]))
     if inputs.as_json:
         print_json(
             {

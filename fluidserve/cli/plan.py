@@ -3,22 +3,22 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fluidserve import runtime
+from fluidserve.cli.files import check_files, write_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.errors import InputError, NoFeasibleDeployment
-from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problems, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
-from fluidserve.report.plots.figure import check_plot, plot_plan
+from fluidserve.report.plots.figure import plot_plan
 from fluidserve.report.sentences import crosscheck_sentences, explain, question_sentence
 from fluidserve.report.tables import crosscheck_table, plan_table, replay_table
 from fluidserve.report.traffic import replay_sentences, traffic_json, traffic_sentences
-from fluidserve.results import DeploymentResult, PlanResult
+from fluidserve.results import PlanResult
 from fluidserve.search.plan import plan
 from fluidserve.verify.crosscheck import crosscheck, replay, with_check, with_neighbours
 
@@ -35,10 +35,7 @@ def run(flags: dict[str, Any]) -> None:
     """
     inputs = load_inputs(flags, flags.pop("config"))
     budget = inputs.budget
-    if inputs.csv is not None:
-        check_writable(inputs.csv)
-    if inputs.plot is not None:
-        check_plot(inputs.plot)
+    check_files(inputs)
     runtime.enable_cache()
     runtime.set_precision("f32")
     problems, notes = build_problems(inputs)
@@ -57,31 +54,12 @@ def run(flags: dict[str, Any]) -> None:
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = verified(problem, result, verify_count(inputs))
-    write_files(inputs, problem, result.deployments)
+    rows = result.deployments
+    write_files(inputs, rows, lambda path: plot_plan(path, problem, budget, rows[0]))
     if inputs.as_json:
         _print_json(inputs, problem, result)
     else:
         print_answer(answer_parts(problem, result))
-
-
-def write_files(inputs: Inputs, problem: Problem, rows: Sequence[DeploymentResult]) -> None:
-    """Writes the files that were asked for.
-
-    Args:
-      inputs: names the files.
-      problem: the question about the accelerator of the best row, which is drawn.
-      rows: deployments, best first.
-
-    Raises:
-      InputError: a file that cannot be written.
-    """
-    if inputs.csv is not None:
-        write_csv(inputs.csv, rows)
-        note(f"wrote {len(rows)} deployments to {inputs.csv}")
-    if inputs.plot is not None:
-        progress(f"drawing {inputs.plot} ...")
-        plot_plan(inputs.plot, problem, inputs.budget, rows[0])
-        note(f"drew {inputs.plot}")
 
 
 def profile_json(problem: Problem) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from fluidserve import runtime
+from fluidserve.cli.files import check_files, write_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json
 from fluidserve.errors import InputError, NoFeasibleDeployment
@@ -20,13 +21,12 @@ from fluidserve.eventsim import (
     summarise,
     summarise_first,
 )
-from fluidserve.io.export import check_writable, write_csv
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
 from fluidserve.report.numbers import three_digits
-from fluidserve.report.plots.figure import check_plot, plot_deployment
+from fluidserve.report.plots.figure import plot_deployment
 from fluidserve.report.sentences import (
     confidence_sentence,
     limit_sentence,
@@ -66,10 +66,7 @@ def run(flags: dict[str, Any]) -> None:
     inputs = load_inputs(flags, flags.pop("config"))
     if inputs.deployment is None:
         raise InputError("--deployment must be given, for example --deployment '3P1D tp2/tp4'")
-    if inputs.csv is not None:
-        check_writable(inputs.csv)
-    if inputs.plot is not None:
-        check_plot(inputs.plot)
+    check_files(inputs)
     runtime.enable_cache()
     runtime.set_precision("f32")
     problem, notes = build_problem(inputs)
@@ -85,13 +82,7 @@ def run(flags: dict[str, Any]) -> None:
         progress(f"searching the simulated goodput of {deployment.label} ...")
         row = with_check(row, crosscheck(problem, row))
         row = dataclasses.replace(row, replayed=replay(problem, row))
-    if inputs.csv is not None:
-        write_csv(inputs.csv, [row])
-        note(f"wrote 1 deployment to {inputs.csv}")
-    if inputs.plot is not None:
-        progress(f"drawing {inputs.plot} ...")
-        plot_deployment(inputs.plot, problem, row)
-        note(f"drew {inputs.plot}")
+    write_files(inputs, [row], lambda path: plot_deployment(path, problem, row))
     if inputs.as_json:
         print_json(_as_json(inputs, problem, row, summary, phases, use))
     else:

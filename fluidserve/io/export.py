@@ -3,30 +3,11 @@
 import csv
 import dataclasses
 import math
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fluidserve.errors import InputError
+from fluidserve.io.files import complete_file
 from fluidserve.results import DeploymentResult, Latency, Simulated
-
-
-def check_writable(path: str) -> None:
-    """Refuses a file that could not be written, before anything is computed.
-
-    Raises:
-      InputError: no such directory, not a regular file, or no permission.
-    """
-    target = Path(os.path.realpath(path))  # a link must not be replaced by the file
-    folder = target.parent
-    if not folder.is_dir():
-        raise InputError(f"--csv {path}: there is no directory {folder}")
-    if target.exists() and not target.is_file():
-        raise InputError(f"--csv {path}: is not a regular file; give another name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--csv {path}: the directory {folder} cannot be written to")
 
 
 def write_csv(path: str, rows: Sequence[DeploymentResult]) -> None:
@@ -39,21 +20,13 @@ def write_csv(path: str, rows: Sequence[DeploymentResult]) -> None:
       InputError: the file cannot be written.
     """
     table = [flat_row(row) for row in rows]
-    target = Path(os.path.realpath(path))
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, fieldnames=list(table[0]))
-                writer.writeheader()
-                writer.writerows(table)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
+    with (
+        complete_file(path, "--csv") as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, fieldnames=list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
 
 
 def flat_row(row: DeploymentResult) -> dict[str, Any]:
@@ -114,10 +87,3 @@ def _simulated(found: Simulated | None) -> dict[str, Any]:
         **_times("simulated_tpot", found.tpot if found else None),
         **_times("simulated_e2e", found.e2e if found else None),
     }
-
-
-def _umask() -> int:
-    """The permissions that new files are denied, which can only be read by setting them."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,11 +1,10 @@
 """Pictures as files: PNG or SVG, complete or not there at all."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from fluidserve.errors import InputError
+from fluidserve.io.files import check_target, complete_file
 from fluidserve.problem import Problem
 from fluidserve.report.plots import panels, points
 from fluidserve.results import DeploymentResult
@@ -21,16 +20,9 @@ def check_plot(path: str) -> None:
     Raises:
       InputError: not PNG or SVG, no such directory, or no permission.
     """
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
+    if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
-    folder = Path(os.path.realpath(path)).parent
-    if not folder.is_dir():
-        raise InputError(f"--plot {path}: there is no directory {folder}")
-    if target.exists() and not target.is_file():
-        raise InputError(f"--plot {path}: is not a regular file; give another name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--plot {path}: the directory {folder} cannot be written to")
+    check_target(path, "--plot")
 
 
 def plot_plan(path: str, problem: Problem, budget: int, best: DeploymentResult) -> None:
@@ -83,18 +75,5 @@ def _figure(columns: int) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: str) -> None:
-    target = Path(os.path.realpath(path))
-    try:
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent
-        )
-        os.close(handle)
-        try:
-            figure.savefig(temporary, dpi=_DPI, format=target.suffix[1:].lower())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None
+    with complete_file(path, "--plot") as temporary:
+        figure.savefig(temporary, dpi=_DPI, format=Path(path).suffix[1:].lower())
