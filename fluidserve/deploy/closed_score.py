@@ -7,6 +7,7 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.deploy.binding import missed_metric, of_metric
 from fluidserve.deploy.closed_loop import closed_state
+from fluidserve.deploy.confidence import doubt_bits
 from fluidserve.deploy.disaggregated import Metrics, Plan, State, largest_rate, metrics_of
 from fluidserve.deploy.latency import Latencies, latencies
 from fluidserve.deploy.promise import scaled
@@ -102,7 +103,4 @@ def _doubts(plan: Plan, slo: Slo, state: State, metrics: Metrics, rate, met) -> 
         Doubt.FULL_LINK: metrics.link_load > 0.9,
         Doubt.OTHER_PREFILL: plan.system.prefill_batch > 1 or plan.system.dispatch != "shared",
     }
-    bits = jnp.zeros(jnp.shape(rate), jnp.int32)
-    for doubt, holds in raised.items():
-        bits = bits | jnp.where(holds, int(doubt), 0)
-    return bits
+    return doubt_bits(raised, jnp.shape(rate))

@@ -1,7 +1,9 @@
 """Where the formulas are known to fail: doubts about a goodput, raised from the numbers at hand."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, ArrayLike, Int
 
 from fluidserve.deploy.disaggregated import Metrics, Plan
 from fluidserve.specs.slo import Slo
@@ -56,7 +58,12 @@ def doubts_of(
     }
     if plan.horizon is not None:
         raised[Doubt.DECODE_BACKLOG] = metrics.decode_load > 1.0
-    bits = jnp.zeros(jnp.shape(metrics.batch), jnp.int32)
+    return doubt_bits(raised, jnp.shape(metrics.batch))
+
+
+def doubt_bits(raised: Mapping[Doubt, ArrayLike], shape: tuple[int, ...]) -> Int[Array, "*c"]:
+    """Bits of `Doubt`, by whether each holds of the candidates."""
+    bits = jnp.zeros(shape, jnp.int32)
     for doubt, holds in raised.items():
         bits = bits | jnp.where(holds, int(doubt), 0)
     return bits

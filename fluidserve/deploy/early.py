@@ -33,7 +33,7 @@ from fluidserve.deploy.disaggregated import (
     handover_var,
     largest_rate,
 )
-from fluidserve.deploy.latency import QUANTILES, Latencies, levels_of, quantiles
+from fluidserve.deploy.latency import QUANTILES, Latencies, levels_of, quantiles, several_tokens
 from fluidserve.deploy.promise import (
     attainments,
     excess_of,
@@ -371,8 +371,7 @@ def early_latencies(
       slo: the promise, which may ask for other quantiles.
     """
     bins = plan.bins
-    several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
-    several = several / jnp.maximum(jnp.sum(several), 1e-9)
+    several = several_tokens(bins)
 
     def within(times):
         def at_node(at):

@@ -22,6 +22,7 @@ from fluidserve.deploy.disaggregated import (
 )
 from fluidserve.deploy.end_to_end import sum_within, time_grid
 from fluidserve.deploy.promise import has_shares, own_shares
+from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -73,8 +74,7 @@ def latencies(plan: Plan, state: State, steps: Leaf = STEPS, slo: Slo | None = N
     """
     slo = Slo() if slo is None else slo
     bins = plan.bins
-    several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
-    several = several / jnp.maximum(jnp.sum(several), 1e-9)
+    several = several_tokens(bins)
 
     def shares(times):
         ttft = jnp.tensordot(bins.in_share, ttft_within(plan, state, times[0]), axes=1)
@@ -149,6 +149,12 @@ def _e2e_quantiles(
     ends = lowest, jnp.where(finite, highest, lowest + 1.0)
     found = quantiles(share, state.handover, levels, steps // 3, ends)
     return jnp.where(finite, found, jnp.inf)
+
+
+def several_tokens(bins: LengthBins) -> Float[Array, " m"]:
+    """Share of each output bin among the requests of two and more output tokens."""
+    several = jnp.where(bins.gap_mean >= 0.5, bins.out_share, 0.0)
+    return several / jnp.maximum(jnp.sum(several), 1e-9)
 
 
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:

@@ -1,5 +1,6 @@
 """Configs by the names of checkpoints on Hugging Face, where `huggingface_hub` is installed."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -43,10 +44,8 @@ def fetch_config(name: str, otherwise: str) -> Path:
         ) from None
     try:
         path = Path(hf_hub_download(repo_id=name, filename="config.json"))
-        try:
+        with contextlib.suppress(EntryNotFoundError):
             hf_hub_download(repo_id=name, filename="hf_quant_config.json")
-        except EntryNotFoundError:
-            pass
     except Exception as error:  # whatever a network, a gate or a name can do
         reason = " ".join(str(error).split())[:200]
         raise InputError(

@@ -35,7 +35,6 @@ _BISECTIONS = 24
 _REACH = 22
 _DEEPEST = 16.0
 _TINY = 1e-30
-_LEAST_SPREAD = 0.3
 
 
 @pytree

@@ -236,8 +236,7 @@ def _result(
         confidence=confidence_level(doubts),
         reasons=tuple(doubt_sentences(doubts)),
         concurrency=problem.workload.concurrency,
-        output_token_rate=rate
-        * (1.0 + float(np.sum(problem.bins.out_share * problem.bins.gap_mean))),
+        output_token_rate=rate * problem.mean_lengths[1],
     )
 
 

@@ -166,6 +166,18 @@ class Picks:
     rate: Leaf
 
 
+def shared_parts(question: Question, shapes: Instance) -> tuple[PrefillShape, DecodeLengths]:
+    """What candidates of the same instance shapes share: their stage times and decode lengths."""
+    prefill = prefill_shape(
+        shapes,
+        question.bins,
+        question.prefix_hit,
+        batch=question.prefill_batch,
+        tokens=question.prefill_tokens,
+    )
+    return prefill, decode_lengths(question.bins, question.first_token, shapes.kv)
+
+
 def candidates(
     question: Question,
     shapes: Instance,
@@ -287,14 +299,7 @@ def score(
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
       max_replicas: largest instance count the compiled program holds.
     """
-    prefill = prefill_shape(
-        shapes,
-        question.bins,
-        question.prefix_hit,
-        batch=question.prefill_batch,
-        tokens=question.prefill_tokens,
-    )
-    lengths = decode_lengths(question.bins, question.first_token, shapes.kv)
+    prefill, lengths = shared_parts(question, shapes)
 
     @jax.jit  # traced once for the shapes and for the loop
     def one_chunk(start):
@@ -384,8 +389,12 @@ def _call(
 
 def replica_bound(grid: Grid) -> int:
     """A power of two that no instance count of the grid exceeds, at least 64."""
-    most = max(64, int(grid.n_prefill.max()), grid.most_prefill)
-    return 1 << (most - 1).bit_length()
+    return room_for(max(int(grid.n_prefill.max()), grid.most_prefill))
+
+
+def room_for(replicas: int) -> int:
+    """A power of two of at least so many instances and at least 64."""
+    return 1 << (max(64, replicas) - 1).bit_length()
 
 
 def as_arrays(tree: Any) -> Any:

@@ -46,10 +46,17 @@ from fluidserve.deploy.promise import has_shares
 from fluidserve.errors import InputError
 from fluidserve.goodput import root_rate
 from fluidserve.search.grid import Grid, Shape
-from fluidserve.search.score import Picks, Question, as_arrays, candidates
+from fluidserve.search.score import (
+    Picks,
+    Question,
+    as_arrays,
+    candidates,
+    room_for,
+    shared_parts,
+)
 from fluidserve.specs.lengths import LengthBins
-from fluidserve.stages.decode import decode_lengths, step_time, tpot_within
-from fluidserve.stages.prefill import prefill_shape, prefill_state
+from fluidserve.stages.decode import step_time, tpot_within
+from fluidserve.stages.prefill import prefill_state
 from fluidserve.stages.windowed import prompt_moments
 from fluidserve.timing.instance import Instance
 
@@ -167,9 +174,8 @@ def tables_of(grid: Grid, question: Question, pools: Pools) -> Tables:
     size, count = -(-len(pools.shape) // CHUNK) * CHUNK, len(pools.shape)
     padded = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[-1:], size - count)]), pools)
     padded = Pools(shape=padded.shape.astype(np.int32), count=padded.count.astype(float))
-    most = max(64, int(pools.count.max()))
     arrays = as_arrays((question, grid.stacked(), padded, _factors(question.bins)))
-    return _build(*arrays, max_replicas=1 << (most - 1).bit_length())
+    return _build(*arrays, max_replicas=room_for(int(pools.count.max())))
 
 
 def _factors(bins: LengthBins) -> tuple[np.ndarray, np.ndarray]:
@@ -194,14 +200,7 @@ def _build(
     max_replicas: int,
 ) -> Tables:
     """All tables in one program, chunk by chunk."""
-    ends = prefill_shape(
-        shapes,
-        question.bins,
-        question.prefix_hit,
-        batch=question.prefill_batch,
-        tokens=question.prefill_tokens,
-    )
-    lengths = decode_lengths(question.bins, question.first_token, shapes.kv)
+    ends, lengths = shared_parts(question, shapes)
     left, right = factors
 
     def plan_of(pools: Pools) -> Plan:

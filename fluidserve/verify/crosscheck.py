@@ -169,8 +169,7 @@ def requests_for(problem: Problem, result: DeploymentResult) -> int:
     request decodes and a batch takes to settle; and it has as many requests beyond the highest
     percentile asked for as the shortest run has beyond P90.
     """
-    bins, slo = problem.bins, problem.slo
-    n_out = 1.0 + float(np.sum(bins.out_share * bins.gap_mean))
+    slo, (_, n_out) = problem.slo, problem.mean_lengths
     events = 3.0 + n_out / max(result.batch, 1.0)
     times = {limit.metric: limit.time for limit in limits_of(slo)}
     patience = times.get("ttft", min(result.ttft.p99, times.get("e2e", math.inf)))

@@ -178,9 +178,8 @@ def roofline_points(
       deployment: its pools.
       batch: requests in decode per instance.
     """
-    bins = problem.bins
-    prompt = float(np.sum(bins.in_share * bins.in_mean))
-    context = prompt + 0.5 * float(np.sum(bins.out_share * bins.gap_mean))
+    prompt, n_out = problem.mean_lengths
+    context = prompt + 0.5 * (n_out - 1.0)
     lane = max(batch / deployment.decode.pp, 1.0)
     whole = problem.instance(1, 1)  # nominal counts: no KV head is stored twice
     inside = context if whole.kv is None else min(context, float(whole.kv.window))
