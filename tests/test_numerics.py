@@ -43,6 +43,11 @@ def test_p_norm_limits():
     assert p_norm(3.0, 0.0, 1.45) == 3.0
 
 
+@pytest.mark.parametrize("kind", [float, np.array, jnp.array])
+def test_p_norm_of_two_zeros_is_zero(kind):
+    assert p_norm(kind(0.0), kind(0.0), 1.45) == 0.0
+
+
 def test_p_norm_in_float32_at_the_edges():
     with jax.enable_x64(False):
         huge, tiny = jnp.float32(1e30), jnp.float32(1e-30)
