@@ -191,14 +191,22 @@ class DecodeState:
 
     def joining(self) -> Float[Array, "*c"]:
         """Mean time until the running step ends, half of it where one is running, s."""
-        met = self.batch if self.met is None else jnp.maximum(self.met, 0.0)
-        return 0.5 * self.step * jnp.minimum(met, 1.0)
+        return joining_time(self.step, self.found())
+
+    def found(self) -> Float[Array, "*c"]:
+        """Requests that a newcomer finds in its lane."""
+        return self.batch if self.met is None else jnp.maximum(self.met, 0.0)
 
     def mean_wait(self) -> Float[Array, "*c"]:
         """Mean wait for a slot over all requests, s."""
         if self.sure is None:
             return self.waits / jnp.maximum(self.drain, 1e-9)
         return self.waits * (self.sure + 1.0 / jnp.maximum(self.drain, 1e-9))
+
+
+def joining_time(step: Float[Array, "..."], found: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Mean time until a step ends that runs while a lane holds a request, s; see `DecodeState`."""
+    return 0.5 * step * jnp.minimum(found, 1.0)
 
 
 def step_time(

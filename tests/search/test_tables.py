@@ -2,14 +2,15 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from analysis_helpers import make_problem
 
 from fluidserve.errors import InputError
 from fluidserve.search.grid import disaggregated_grid
-from fluidserve.search.pairs import goodput_of_pairs
-from fluidserve.search.score import question_of, score_grid
+from fluidserve.search.pairs import attainment_of_all, goodput_of_pairs
+from fluidserve.search.score import describe_rows, question_of, score_grid
 from fluidserve.search.tables import pools_of, tables_of
 
 BUDGET = 10
@@ -37,13 +38,24 @@ def test_goodput_out_of_tables_is_that_of_the_formulas(name):
     }
     prefill = np.array([index[p] for p in zip(grid.prefill, grid.n_prefill, strict=True)])
     decode = np.array([index[d] for d in zip(grid.decode, grid.n_decode, strict=True)])
-    found = goodput_of_pairs(tables_of(grid, question, pools), prefill, decode)
+    tables = tables_of(grid, question, pools)
+    found = goodput_of_pairs(tables, prefill, decode)
     exact = score_grid(grid, question).goodput
     assert ((found > 0) == (exact > 0)).mean() > 0.99
     both = (found > 0) & (exact > 0)
     error = np.abs(found[both] / exact[both] - 1.0)
     assert np.median(error) < 5e-4
     assert np.quantile(error, 0.99) < 5e-3
+
+    rate = 0.5 * float(np.max(exact))
+    everything = np.arange(len(grid))
+    asked = describe_rows(grid, question, everything, np.full(len(grid), rate)).asked
+    shares = np.asarray(attainment_of_all(tables, jnp.asarray(rate)))[prefill, decode]
+    gap = np.abs(shares - asked.attainment)
+    near = asked.attainment > 0.8  # nodes lie where attainment is near the target, not below
+    assert near.sum() > 10
+    assert gap[near].max() < 5e-3
+    assert gap.max() < 0.1
 
 
 @pytest.mark.parametrize("limit", [{"e2e": 10.0}, {"ttft_share": 0.95}])
