@@ -8,19 +8,7 @@ from fluidserve.cli.files import check_files, write_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json
 from fluidserve.errors import InputError, NoFeasibleDeployment
-from fluidserve.eventsim import (
-    Summary,
-    Utilisation,
-    closed_window,
-    mean_phases,
-    mean_utilisation,
-    runs_for,
-    simulate,
-    simulate_closed,
-    simulate_first,
-    summarise,
-    summarise_first,
-)
+from fluidserve.eventsim import Summary
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.io.traffic import asked_rate
@@ -49,11 +37,12 @@ from fluidserve.report.traffic import (
     traffic_json,
     traffic_sentences,
 )
-from fluidserve.results import DeploymentResult, Phases
+from fluidserve.results import DeploymentResult
 from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
 from fluidserve.specs.deployment import Disaggregated, parse_label
-from fluidserve.verify.crosscheck import crosscheck, replay, stretch, with_check
+from fluidserve.verify.crosscheck import crosscheck, replay, with_check
+from fluidserve.verify.served import Served, serve
 
 
 def run(flags: dict[str, Any]) -> None:
@@ -77,44 +66,16 @@ def run(flags: dict[str, Any]) -> None:
         check_deployment(problem, deployment, inputs)
         row = analyse(problem, deployment, asked_rate(inputs, problem.workload))
     progress(f"simulating {deployment.label} with {inputs.requests:,} requests ...")
-    summary, phases, use = _served(problem, deployment, row.rate, inputs)
+    found = serve(problem, deployment, row.rate, requests=inputs.requests, seed=inputs.seed)
     if inputs.verify:
         progress(f"searching the simulated goodput of {deployment.label} ...")
         row = with_check(row, crosscheck(problem, row))
         row = dataclasses.replace(row, replayed=replay(problem, row))
     write_files(inputs, [row], lambda path: plot_deployment(path, problem, row))
     if inputs.as_json:
-        print_json(_as_json(inputs, problem, row, summary, phases, use))
+        print_json(_as_json(inputs, problem, row, found))
     else:
-        _print_answer(inputs, problem, row, summary, phases, use)
-
-
-def _served(
-    problem: Problem, deployment: Disaggregated, rate: float, inputs: Inputs
-) -> tuple[Summary, Phases, Utilisation]:
-    """One run, or the runs of the first requests that `inputs.requests` make up."""
-    system, requests, seed = problem.system(deployment), inputs.requests, inputs.seed
-    users = problem.workload.concurrency
-    if users is not None:
-        window = closed_window(users, requests)
-        records = simulate_closed(system, problem.workload, users, requests=requests, seed=seed)
-        kept = Phases(**records.window(**window).phases())
-        return summarise(records, problem.slo, users=users, **window), kept, records.utilisation
-    if problem.horizon is None:
-        workload = stretch(problem.workload, requests)
-        records = simulate(system, workload, rate, requests=requests, seed=seed)
-        kept = Phases(**records.window().phases())
-        return summarise(records, problem.slo), kept, records.utilisation
-    workload = stretch(problem.workload, problem.horizon)
-    runs = simulate_first(
-        system,
-        workload,
-        rate,
-        horizon=problem.horizon,
-        runs=runs_for(problem.horizon, requests),
-        seed=seed,
-    )
-    return summarise_first(runs, problem.slo), Phases(**mean_phases(runs)), mean_utilisation(runs)
+        _print_answer(inputs, problem, row, found)
 
 
 def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs) -> None:
@@ -144,9 +105,7 @@ def _print_answer(
     inputs: Inputs,
     problem: Problem,
     row: DeploymentResult,
-    summary: Summary,
-    phases: Phases,
-    use: Utilisation,
+    found: Served,
 ) -> None:
     rate_given = asked_rate(inputs, problem.workload) is not None
     asked = "the rate asked for" if rate_given else "the goodput of the formulas"
@@ -157,10 +116,10 @@ def _print_answer(
         question_sentence(problem),
         *traffic_sentences(problem, rate_given=rate_given),
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
-        f"({asked}); {_requests_phrase(problem, inputs, summary)}, seed {inputs.seed}",
-        latency_table(row, summary, problem.slo),
-        phases_table(row, phases),
-        load_table(row, summary, use),
+        f"({asked}); {_requests_phrase(problem, inputs, found.summary)}, seed {inputs.seed}",
+        latency_table(row, found.summary, problem.slo),
+        phases_table(row, found.phases),
+        load_table(row, found.summary, found.utilisation),
     ]
     overload = overload_sentence(row, problem.horizon)
     parts += [overload] if overload else []
@@ -189,10 +148,9 @@ def _as_json(
     inputs: Inputs,
     problem: Problem,
     row: DeploymentResult,
-    summary: Summary,
-    phases: Phases,
-    use: Utilisation,
+    found: Served,
 ) -> dict[str, Any]:
+    summary, use = found.summary, found.utilisation
     return {
         "inputs": resolved(inputs, problem),
         "profile": profile_json(problem),
@@ -207,7 +165,7 @@ def _as_json(
             "attainment_interval": [summary.attainment.low, summary.attainment.high],
             "ttft": dataclasses.asdict(summary.ttft),
             "tpot": dataclasses.asdict(summary.tpot),
-            "phases": dataclasses.asdict(phases),
+            "phases": dataclasses.asdict(found.phases),
             "e2e": dataclasses.asdict(summary.e2e),
             "throughput": summary.throughput,
             "utilization": {"prefill": use.prefill, "link": use.link, "decode": use.decode},

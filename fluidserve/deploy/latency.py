@@ -23,7 +23,7 @@ from fluidserve.deploy.disaggregated import (
 from fluidserve.deploy.end_to_end import sum_within, time_grid
 from fluidserve.deploy.promise import has_shares, own_shares
 from fluidserve.specs.lengths import LengthBins
-from fluidserve.specs.slo import Slo
+from fluidserve.specs.slo import Slo, limits_of, percentile_name
 
 QUANTILES = (0.5, 0.9, 0.99)
 PHASES = ("queue", "prefill", "handover", "first_step", "decode")
@@ -112,6 +112,18 @@ def levels_of(slo: Slo) -> tuple[jax.Array, jax.Array]:
     )
     pairs = jnp.concatenate([jnp.stack([usual, usual], axis=1), jnp.stack([ttft, tpot])[None]])
     return pairs, jnp.append(usual, e2e)
+
+
+def quantile_of(slo: Slo, metric: str) -> tuple[int, str]:
+    """Which quantile of `Latencies` speaks for a metric, and its name.
+
+    That of the limit's own share, or P90; for joint limits that over 95% of the requests must
+    meet, P99.
+    """
+    share = {limit.metric: limit.share for limit in limits_of(slo)}.get(metric)
+    if share is not None:
+        return len(QUANTILES), percentile_name(share)
+    return (2, "P99") if float(slo.attainment) > 0.95 else (1, "P90")
 
 
 def _decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:

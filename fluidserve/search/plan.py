@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from fluidserve.deploy.latency import Latencies
+from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
@@ -20,7 +20,7 @@ from fluidserve.search.score import (
     score_grid,
 )
 from fluidserve.specs.deployment import Disaggregated
-from fluidserve.specs.slo import Limit, Slo, joint_limits, limits_of, percentile_name
+from fluidserve.specs.slo import Slo, joint_limits, limits_of
 from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
 from fluidserve.units import format_time
 
@@ -329,34 +329,25 @@ def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, str]:
 
 
 def _at_limits(problem: Problem, found: Latencies) -> np.ndarray:
-    """The latency that each limit is on, at its `_level`, (limits, candidates), s."""
+    """The latency that each limit is on, at its `quantile_of`, (limits, candidates), s."""
     # with a single output token there is no TPOT to miss
     single = float(problem.bins.out_share[0]) > 0.999
     return np.array(
         [
             0.0 * found.ttft[0]
             if single and limit.metric == "tpot"
-            else getattr(found, limit.metric)[_level(problem.slo, limit)[0]]
+            else getattr(found, limit.metric)[quantile_of(problem.slo, limit.metric)[0]]
             for limit in limits_of(problem.slo)
         ]
     )
 
 
-def _level(slo: Slo, limit: Limit) -> tuple[int, str]:
-    """Which quantile speaks for a limit: that of its own share, or P90.
-
-    For joint limits that over 95% of the requests must meet, P99.
-    """
-    if limit.share is not None:
-        return 3, percentile_name(limit.share)
-    return (2, "P99") if float(slo.attainment) > 0.95 else (1, "P90")
-
-
 def _latencies_told(slo: Slo, times: np.ndarray, position: int) -> str:
     """The latencies of one candidate out of `_at_limits`, in words."""
+    names = [f"{quantile_of(slo, metric)[1]} {metric.upper()}" for metric, *_ in limits_of(slo)]
     return ", ".join(
-        f"{_level(slo, limit)[1]} {limit.metric.upper()} {format_time(float(time[position]))}"
-        for limit, time in zip(limits_of(slo), times, strict=True)
+        f"{name} {format_time(float(time[position]))}"
+        for name, time in zip(names, times, strict=True)
     )
 
 

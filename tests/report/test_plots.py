@@ -116,3 +116,20 @@ def test_a_directory_is_no_picture(tmp_path):
     (tmp_path / "a.png").mkdir()
     with pytest.raises(InputError, match="not a regular file"):
         check_plot(str(tmp_path / "a.png"))
+
+
+def test_simulated_points_of_a_horizon_are_those_of_the_first_requests(best):
+    """Above capacity the first requests meet the SLO more often than those of a long run."""
+    goodput = 1.3 * best.goodput
+    steady = points.simulated_curve(PROBLEM, best.deployment, goodput, 3000)
+    problem = dataclasses.replace(PROBLEM, horizon=100)
+    first = points.simulated_curve(problem, best.deployment, goodput, 3000)
+    assert first.attainment[-1] > steady.attainment[-1] + 0.1
+
+
+def test_curves_show_the_percentile_of_the_limit(best):
+    slo = dataclasses.replace(PROBLEM.slo, ttft_share=0.99)
+    asked = points.curve(dataclasses.replace(PROBLEM, slo=slo), best.deployment, best.goodput)
+    usual = points.curve(PROBLEM, best.deployment, best.goodput)
+    assert (asked.ttft > usual.ttft).all()
+    assert asked.tpot == pytest.approx(usual.tpot)

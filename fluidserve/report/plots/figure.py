@@ -33,8 +33,8 @@ def plot_plan(path: str, problem: Problem, budget: int, best: DeploymentResult) 
     """
     figure, axes = _figure(3)
     trade = points.tradeoff(problem, budget)
-    panels.draw_tradeoff(axes[0][0], trade, "ttft", float(problem.slo.ttft))
-    panels.draw_tradeoff(axes[1][0], trade, "tpot", float(problem.slo.tpot))
+    panels.draw_tradeoff(axes[0][0], trade, "ttft", problem.slo)
+    panels.draw_tradeoff(axes[1][0], trade, "tpot", problem.slo)
     _draw_deployment([axes[0][1], axes[1][1], axes[0][2], axes[1][2]], problem, best)
     _save(figure, path)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fluidserve.deploy.latency import quantile_of
 from fluidserve.eventsim.records import Records
 from fluidserve.report.numbers import large
 from fluidserve.report.plots.points import (
@@ -30,15 +31,16 @@ _PHASES = {
 _MOST_TICKS = 400
 
 
-def draw_tradeoff(axes: Any, points: Tradeoff, metric: str, limit: float) -> None:
-    """P90 of a metric against requests/s per GPU, with the Pareto front.
+def draw_tradeoff(axes: Any, points: Tradeoff, metric: str, slo: Slo) -> None:
+    """A metric against requests/s per GPU, with the Pareto front.
 
     Args:
       axes: of matplotlib.
       points: deployments at several loads.
       metric: ``ttft`` or ``tpot``.
-      limit: of the SLO, s; not drawn when infinite.
+      slo: the promise, whose limit is drawn where it has one.
     """
+    limit, (_, percentile) = float(getattr(slo, metric)), quantile_of(slo, metric)
     times, throughput = 1e3 * getattr(points, metric), points.throughput
     shown = np.isfinite(times) & (throughput > 0)
     times, throughput, meets = times[shown], throughput[shown], points.meets[shown]
@@ -53,7 +55,7 @@ def draw_tradeoff(axes: Any, points: Tradeoff, metric: str, limit: float) -> Non
         axes.axvline(1e3 * limit, color=RED, ls="--", lw=1, label="limit")
     axes.set(
         xscale="log",
-        xlabel=f"P90 {metric.upper()}, ms",
+        xlabel=f"{percentile} {metric.upper()}, ms",
         ylabel="requests/s per GPU",
         title=f"Throughput per GPU against {metric.upper()}",
     )
@@ -92,19 +94,18 @@ def draw_attainment(
 
 
 def draw_latency(axes: Any, line: Curve, slo: Slo, goodput: float, label: str) -> None:
-    """P90 of TTFT and TPOT over the arrival rate, each over its limit where it has one."""
+    """TTFT and TPOT over the arrival rate, each over its limit where it has one."""
     for name, colour in (("ttft", BLUE), ("tpot", GREEN)):
         limit = float(getattr(slo, name))
         times = getattr(line, name)
         reference = limit if np.isfinite(limit) else float(times[0])
         against = f"limit {format_time(limit)}" if np.isfinite(limit) else "its value when idle"
-        axes.plot(
-            line.rate, times / reference, color=colour, label=f"{name.upper()} over {against}"
-        )
+        title = f"{quantile_of(slo, name)[1]} {name.upper()} over {against}"
+        axes.plot(line.rate, times / reference, color=colour, label=title)
     axes.axhline(1.0, color=RED, ls="--", lw=1)
     axes.axvline(goodput, color=GREY, ls=":", lw=1, label="goodput")
     axes.set(
-        xlabel="requests/s", ylabel="P90 over limit", title=f"Latency of {label}", yscale="log"
+        xlabel="requests/s", ylabel="latency over limit", title=f"Latency of {label}", yscale="log"
     )
     axes.set_xlim(left=0)
     _plain_ticks(axes.yaxis)
@@ -147,7 +148,7 @@ def draw_roofline(axes: Any, gpu: GpuSpec, compute_dtype: str, points: list[Roof
     peak, bandwidth = float(gpu.flop_rate(compute_dtype)), float(gpu.bandwidth)
     ridge = peak / bandwidth
     low = min([0.3, *(0.5 * p.intensity for p in points)])
-    high = max([10.0 * ridge, *(2.0 * p.intensity for p in points)])
+    high = max([20.0 * ridge, *(60.0 * p.intensity for p in points)])  # with room for labels
     x = np.geomspace(low, high, 200)
     axes.loglog(x, np.minimum(peak, bandwidth * x) / 1e12, color="0.2")
     colours = {"prefill": BLUE, "decode": GREEN}
@@ -155,11 +156,9 @@ def draw_roofline(axes: Any, gpu: GpuSpec, compute_dtype: str, points: list[Roof
         y = point.achieved / 1e12
         bound = min(peak, bandwidth * point.intensity)
         axes.plot(point.intensity, y, "o", color=colours[point.phase])
-        right = point.intensity > np.sqrt(low * high)
         axes.annotate(
             f"{point.phase}, {point.name}\n{point.achieved / bound:.0%} of the roof",
-            (point.intensity, y), textcoords="offset points", xytext=(-6 if right else 6, -16),
-            ha="right" if right else "left", fontsize=7,
+            (point.intensity, y), textcoords="offset points", xytext=(6, -16), fontsize=7,
         )  # fmt: skip
     axes.axvline(ridge, color=GREY, ls=":", lw=1)
     axes.set(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fluidserve.eventsim import simulate, summarise
+from fluidserve.deploy.latency import quantile_of
+from fluidserve.eventsim import simulate
 from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid, disaggregated_grid
@@ -13,6 +14,8 @@ from fluidserve.search.score import Question, describe_rows, question_of, score_
 from fluidserve.specs.deployment import Disaggregated
 from fluidserve.timing.intensity import arithmetic_intensity
 from fluidserve.timing.model import Work
+from fluidserve.verify.crosscheck import stretch
+from fluidserve.verify.served import serve
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 """Shares of its own goodput at which a deployment is a point of the trade-off."""
@@ -28,8 +31,8 @@ class Tradeoff:
 
     Attributes:
       throughput: requests/s per GPU.
-      ttft: P90 of TTFT, s.
-      tpot: P90 of TPOT, s.
+      ttft: TTFT at the percentile of its limit, s.
+      tpot: the same of TPOT, s.
       meets: whether the SLO is met.
       gpus: GPUs of the deployment.
       labels: deployment of each point.
@@ -45,7 +48,10 @@ class Tradeoff:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A deployment over the arrival rate, 1/s, by the formulas; times in s."""
+    """A deployment over the arrival rate, 1/s, by the formulas.
+
+    TTFT and TPOT are those at the percentiles of their limits, s.
+    """
 
     rate: np.ndarray
     attainment: np.ndarray
@@ -55,7 +61,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Simulated attainment over the arrival rate, 1/s, with 95 % intervals; one run each."""
+    """Simulated attainment over the arrival rate, 1/s, with 95 % intervals."""
 
     rate: np.ndarray
     attainment: np.ndarray
@@ -96,8 +102,8 @@ def tradeoff(problem: Problem, budget: int) -> Tradeoff:
     found = describe_rows(grid, question, every, rates)
     return Tradeoff(
         throughput=rates / grid.gpus[every],
-        ttft=found.latencies.ttft[1],
-        tpot=found.latencies.tpot[1],
+        ttft=found.latencies.ttft[quantile_of(problem.slo, "ttft")[0]],
+        tpot=found.latencies.tpot[quantile_of(problem.slo, "tpot")[0]],
         meets=found.asked.excess >= -1e-3,
         gpus=grid.gpus[every],
         labels=[grid.deployment(int(i)).label for i in every],
@@ -128,22 +134,18 @@ def curve(problem: Problem, deployment: Disaggregated, goodput: float) -> Curve:
     return Curve(
         rate=rates,
         attainment=found.asked.attainment,
-        ttft=found.latencies.ttft[1],
-        tpot=found.latencies.tpot[1],
+        ttft=found.latencies.ttft[quantile_of(problem.slo, "ttft")[0]],
+        tpot=found.latencies.tpot[quantile_of(problem.slo, "tpot")[0]],
     )
 
 
 def simulated_curve(
     problem: Problem, deployment: Disaggregated, goodput: float, requests: int
 ) -> Runs:
-    """One simulated run at each of several rates around the goodput, 1/s."""
-    system = problem.system(deployment)
+    """Simulated at each of several rates around the goodput, 1/s."""
     rates = np.array(_SIMULATED) * goodput
     shares = [
-        summarise(
-            simulate(system, problem.workload, float(rate), requests=requests, seed=i),
-            problem.slo,
-        ).attainment
+        serve(problem, deployment, float(rate), requests=requests, seed=i).summary.attainment
         for i, rate in enumerate(rates)
     ]
     return Runs(
@@ -155,10 +157,14 @@ def simulated_curve(
 
 
 def sample_run(problem: Problem, deployment: Disaggregated, rate: float, requests: int) -> Records:
-    """Requests of a simulated run with the times between their tokens."""
-    system = problem.system(deployment)
-    records = simulate(system, problem.workload, rate, requests=requests, seed=0, record_gaps=True)
-    return records.window()
+    """Requests of a simulated run with the times between their tokens.
+
+    Of a horizon, its first requests; else those of steady state among `requests`.
+    """
+    system, count = problem.system(deployment), problem.horizon or requests
+    workload = stretch(problem.workload, count)
+    records = simulate(system, workload, rate, requests=count, seed=0, record_gaps=True)
+    return records.window() if problem.horizon is None else records
 
 
 def typical_requests(records: Records, levels: Sequence[float] = (0.5, 0.9, 0.99)) -> list[int]:
