@@ -13,6 +13,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def main() -> None:
         cases = list(done)
     else:
         cases = draw_cases(args.set)
-        done |= _simulate([case for case in cases if case not in done], file, args)
+        todo = [case for case in cases if case not in done]
+        # what is there when somebody stops early is a fair sample
+        random.Random(0).shuffle(todo)
+        done |= _simulate(todo, file, args)
     rows = [_compare(case, done[case]) for case in cases]
     print(listing(rows))
     text = tables(rows)
