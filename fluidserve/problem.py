@@ -2,21 +2,33 @@
 
 import dataclasses
 import functools
+from typing import overload
 
 import numpy as np
 
-from fluidserve.specs.deployment import Disaggregated, Dispatch, Pool
+from fluidserve.specs.deployment import (
+    Chunked,
+    Colocated,
+    Deployment,
+    Disaggregated,
+    Dispatch,
+    KvPolicy,
+    Pool,
+)
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.lengths import LengthBins, length_bins
 from fluidserve.specs.model import ModelSpec
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
-from fluidserve.timing.instance import Instance, System, build_instance
+from fluidserve.timing.instance import AggregatedSystem, Instance, System, build_instance
 from fluidserve.timing.kv import kv_shape, token_bytes
 from fluidserve.timing.profile import FirstToken, Profile
 
 MOST_TOGETHER = 1024
 """Most prompts in one pass of prefill where only tokens limit it."""
+
+PREFILL_TOKENS = 4096.0
+"""Most prompt tokens of one iteration where prompts go first and nothing else is said."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +45,10 @@ class Engine:
         instance must hold the KV of one such request.
       prefill_batch: most prompts that a prefill instance computes in one pass.
       prefill_tokens: most tokens that it computes in one pass of several prompts; a longer prompt
-        is computed by itself. None for any number.
-      dispatch: how requests are spread over the instances of both pools.
+        is computed by itself. None for any number, and for `PREFILL_TOKENS` where decode waits for
+        prompts.
+      dispatch: how requests are spread over the instances of a pool.
+      kv_policy: what of its KV a request needs before an instance that does both phases admits it.
     """
 
     profile: Profile
@@ -46,6 +60,7 @@ class Engine:
     max_model_len: int | None = None
     prefill_tokens: int | None = None
     dispatch: Dispatch = "shared"
+    kv_policy: KvPolicy = "reserve"
 
 
 def engine_for(
@@ -60,6 +75,7 @@ def engine_for(
     prefill_batch: int | None = None,
     prefill_tokens: int | None = None,
     dispatch: Dispatch = "shared",
+    kv_policy: KvPolicy = "reserve",
 ) -> Engine:
     """An engine with the habits of a profile, except where told otherwise.
 
@@ -78,6 +94,7 @@ def engine_for(
         prefill_batch=prefill_batch,
         prefill_tokens=prefill_tokens,
         dispatch=dispatch,
+        kv_policy=kv_policy,
     )
 
 
@@ -140,12 +157,34 @@ class Problem:
             utilization=self.engine.memory_utilization,
         )
 
-    def system(self, deployment: Disaggregated) -> System:
+    @overload
+    def system(self, deployment: Disaggregated) -> System: ...
+
+    @overload
+    def system(self, deployment: Colocated | Chunked) -> AggregatedSystem: ...
+
+    @overload
+    def system(self, deployment: Deployment) -> System | AggregatedSystem: ...
+
+    def system(self, deployment: Deployment) -> System | AggregatedSystem:
         """A deployment with its step times and memory, for either path."""
 
         def of(pool: Pool) -> Instance:
             return self.instance(pool.tp, pool.pp)
 
+        if not isinstance(deployment, Disaggregated):
+            pool = deployment.pool
+            budget = deployment.token_budget if isinstance(deployment, Chunked) else None
+            return AggregatedSystem(
+                instance=of(pool),
+                replicas=float(pool.replicas),
+                max_batch=float(self.engine.max_batch),
+                prefill_tokens=self.prefill_tokens or PREFILL_TOKENS,
+                token_budget=None if budget is None else float(budget),
+                dispatch=self.engine.dispatch,
+                kv_policy=self.engine.kv_policy,
+                prefix_hit=self.prefix_hit,
+            )
         return System(
             prefill=of(deployment.prefill),
             decode=of(deployment.decode),

@@ -2,12 +2,18 @@
 
 from fluidserve._pytree import pytree, static
 from fluidserve._typing import Leaf, Number
-from fluidserve.specs.deployment import Dispatch
+from fluidserve.specs.deployment import Dispatch, KvPolicy
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.model import ModelSpec
 from fluidserve.timing.kv import KvShape, kv_shape, token_bytes
 from fluidserve.timing.layers import layer_times
-from fluidserve.timing.model import AbstractTimeModel, Work, decode_work, prefill_work
+from fluidserve.timing.model import (
+    AbstractTimeModel,
+    Work,
+    chunk_work,
+    decode_work,
+    prefill_work,
+)
 from fluidserve.timing.paper import paper_times
 from fluidserve.timing.polynomial import PolynomialConstants, polynomial_times
 from fluidserve.timing.profile import FirstToken, LayerConstants, Profile
@@ -40,6 +46,12 @@ class Instance:
     def prefill_time(self, n_in: Number, prefix_hit: Number | None = None) -> Number:
         """Time of one stage for one prompt, s; a pass through the stages takes `pp` times that."""
         return self.times.stage_time(self.prefill_work(n_in, prefix_hit))
+
+    def chunk_work(self, before: Number, new: Number) -> Work:
+        """A piece of `new` tokens of a prompt, `before` tokens of which are computed already."""
+        if self.kv is None:
+            return chunk_work(before, new)
+        return self.kv.chunk_work(before, new)
 
     def decode_work(self, batch: Number, context: Number, windowed: Number = 0.0) -> Work:
         """One decode step.
@@ -97,6 +109,36 @@ class System:
     dispatch: Dispatch = static(default="shared")
     prefix_hit: Leaf | None = None
     kv: KvShape | None = None
+
+
+@pytree
+class AggregatedSystem:
+    """A deployment whose instances do both phases, ready to be evaluated or simulated.
+
+    Without a token budget an iteration is either prompts, which go first, or a decode step of all
+    requests. With one, an iteration holds one token of every decoding request and as many prompt
+    tokens, in order of arrival and split where needed, as the budget leaves.
+
+    Attributes:
+      instance: each instance.
+      replicas: instances.
+      max_batch: most requests that an instance holds at once.
+      prefill_tokens: without a token budget, most prompt tokens of one iteration; a longer prompt
+        is computed by itself.
+      token_budget: most tokens of one iteration; None where prompts go first.
+      dispatch: how requests are spread over the instances.
+      kv_policy: what of its KV a request needs before it is admitted.
+      prefix_hit: share of every prompt's tokens found in the prefix cache; None without one.
+    """
+
+    instance: Instance
+    replicas: Leaf
+    max_batch: Leaf
+    prefill_tokens: Leaf
+    token_budget: Leaf | None = None
+    dispatch: Dispatch = static(default="shared")
+    kv_policy: KvPolicy = static(default="reserve")
+    prefix_hit: Leaf | None = None
 
 
 def kv_capacity(

@@ -69,13 +69,20 @@ class KvShape:
 
     def prefill_work(self, n_in: Number, prefix_hit: Number | None = None) -> Work:
         """One prompt; as `fluidserve.timing.model.prefill_work`. Its state is written once."""
-        new, attended, kv_read = n_in, self.causal_pairs(n_in), self.state
         if prefix_hit is not None:
             cached = minimum(prefix_hit * n_in, n_in - 1.0)
-            new, attended = n_in - cached, attended - self.causal_pairs(cached)
-            read = self.tokens_read(cached, minimum(cached, self.window))
-            kv_read = 2.0 * self.state + read
-        return Work(new=new, attended=attended, kv_read=kv_read, sequences=1.0, prompts=1.0)
+            return self.chunk_work(cached, n_in - cached)
+        pairs = self.causal_pairs(n_in)
+        return Work(new=n_in, attended=pairs, kv_read=self.state, sequences=1.0, prompts=1.0)
+
+    def chunk_work(self, before: Number, new: Number) -> Work:
+        """A piece of a prompt that goes on from a state; as `fluidserve.timing.model.chunk_work`.
+
+        The first piece of a prompt counts the read of a state that it does not have yet.
+        """
+        pairs = self.causal_pairs(before + new) - self.causal_pairs(before)
+        read = self.tokens_read(before, minimum(before, self.window)) + 2.0 * self.state
+        return Work(new=new, attended=pairs, kv_read=read, sequences=1.0, prompts=1.0)
 
     def decode_work(self, batch: Number, context: Number, windowed: Number) -> Work:
         """One decode step; every request's state is read and written.

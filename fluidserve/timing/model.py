@@ -31,6 +31,16 @@ class Work:
     sequences: Leaf
     prompts: Leaf
 
+    def __add__(self, other: "Work") -> "Work":
+        """Both in one pass."""
+        return Work(
+            new=self.new + other.new,
+            attended=self.attended + other.attended,
+            kv_read=self.kv_read + other.kv_read,
+            sequences=self.sequences + other.sequences,
+            prompts=self.prompts + other.prompts,
+        )
+
 
 class AbstractTimeModel:
     """Time of one stage for one `Work`. Concrete models are final pytrees of coefficients."""
@@ -54,9 +64,17 @@ def prefill_work(n_in: Number, prefix_hit: Number | None = None) -> Work:
     if prefix_hit is None:
         return Work(new=n_in, attended=0.5 * n_in * n_in, kv_read=0.0, sequences=1.0, prompts=1.0)
     cached = minimum(prefix_hit * n_in, n_in - 1.0)
-    new = n_in - cached
-    pairs = 0.5 * new * (n_in + cached)
-    return Work(new=new, attended=pairs, kv_read=cached, sequences=1.0, prompts=1.0)
+    return chunk_work(cached, n_in - cached)
+
+
+def chunk_work(before: Number, new: Number) -> Work:
+    """A piece of a prompt: `new` tokens that follow `before` tokens whose KV is there already.
+
+    They attend to all of these, and half of each other; the earlier KV is read once more (Agrawal
+    et al., Sarathi-Serve, OSDI 2024).
+    """
+    pairs = new * (before + 0.5 * new)
+    return Work(new=new, attended=pairs, kv_read=before, sequences=1.0, prompts=1.0)
 
 
 def decode_work(batch: Number, context: Number) -> Work:
