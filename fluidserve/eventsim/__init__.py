@@ -4,7 +4,6 @@ It shares descriptions (`specs`) and step times (`timing`) with the analysis, an
 """
 
 from fluidserve.eventsim.arrivals import draw_requests, gamma_arrivals, streams, trace_arrivals
-from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.goodput import GoodputEstimate, goodput
 from fluidserve.eventsim.horizon import (
     goodput_first,
@@ -28,6 +27,7 @@ from fluidserve.eventsim.measure import (
     summarise,
 )
 from fluidserve.eventsim.records import Gaps, Records, Utilisation
+from fluidserve.eventsim.runs import run, run_closed
 
 __all__ = [
     "FEWEST_TURNS",

@@ -1,6 +1,5 @@
 """Decode instances with continuous batching: every iteration gives each request one token."""
 
-import math
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -8,51 +7,31 @@ from heapq import heappush
 
 import numpy as np
 
+from fluidserve.eventsim.batch import Batch
 from fluidserve.eventsim.dispatch import chooser
 from fluidserve.eventsim.records import Log
 from fluidserve.specs.deployment import Dispatch
 from fluidserve.timing.instance import Instance
-from fluidserve.timing.kv import tokens_held
+from fluidserve.timing.kv import KvShape, tokens_held
 
 ITERATION_END = 2
 LANE_START = 3
 """Ranks of events at equal times, see `fluidserve.eventsim.disaggregated`."""
 
 
-class _Lane:
+class _Lane(Batch):
     """A micro-batch that passes the stages of its instance, then starts over.
 
-    All its requests advance together, so a request that joins knows the iteration in which it
-    leaves, and an iteration costs the same work whatever the batch.
+    A request that joins knows the iteration in which it leaves.
     """
 
-    __slots__ = (
-        "batch",
-        "context",
-        "ends",
-        "filling",
-        "fresh",
-        "growing",
-        "index",
-        "instance",
-        "iteration",
-        "joining",
-        "leaving",
-        "running",
-        "size",
-        "windowed",
-    )
+    __slots__ = ("ends", "fresh", "index", "instance", "joining", "leaving", "running", "size")
 
-    def __init__(self, index: int, instance: int):
+    def __init__(self, index: int, instance: int, kv: KvShape | None):
+        super().__init__(kv)
         self.index = index
         self.instance = instance
-        self.batch = 0
-        self.context = 0
-        self.windowed = 0.0  # contexts, each at most the window
-        self.growing = 0  # requests whose context is within it
-        self.filling: dict[int, int] = {}  # how many stop growing, by their last such iteration
-        self.iteration = 0
-        self.size = 0  # batch and those about to join
+        self.size = 0  # those decoding and those about to join
         self.running = False
         self.joining: list[int] = []
         self.fresh: list[int] = []  # in their first iteration
@@ -92,7 +71,6 @@ class DecodePool:
         pp = int(instance.pp)
         self._log = log
         self._instance = instance
-        self._window = math.inf if instance.kv is None else float(instance.kv.window)
         self._capacity = float(instance.kv_capacity)
         self._max_batch = max_batch
         self._tokens_before = int(first_from_prefill)
@@ -100,7 +78,7 @@ class DecodePool:
         self._answered = answered
         self._record_gaps = record_gaps
         self._stages = [[0.0] * pp for _ in range(replicas)]
-        self._lanes = [_Lane(i, i // pp) for i in range(replicas * pp)]
+        self._lanes = [_Lane(i, i // pp, instance.kv) for i in range(replicas * pp)]
         self._lanes_of = [self._lanes[i * pp : (i + 1) * pp] for i in range(replicas)]
         self._queues: list[deque[int]] = [deque() for _ in range(replicas)]
         self._load = [0] * replicas
@@ -136,7 +114,7 @@ class DecodePool:
         """Starts an iteration of a lane, unless it has become empty."""
         lane = self._lanes[index]
         self._take_in(lane, now)
-        if lane.batch:
+        if lane.count:
             heappush(self._log.heap, (self._run(lane, now), ITERATION_END, index))
         else:
             lane.running = False
@@ -150,10 +128,7 @@ class DecodePool:
         lane, heap = self._lanes[index], self._log.heap
         while True:
             last = lane.iteration
-            lane.iteration = last + 1
-            lane.context += lane.batch
-            lane.windowed += lane.growing
-            lane.growing -= lane.filling.pop(last, 0)
+            lane.advance()
             if self._record_gaps:
                 lane.ends.append(now)
             if lane.fresh:
@@ -173,7 +148,7 @@ class DecodePool:
     def _run(self, lane: _Lane, now: float) -> float:
         """Passes the batch through the stages; returns when the last one ends, s."""
         instance = self._instance
-        work = instance.decode_work(lane.batch, lane.context, lane.windowed)
+        work = instance.decode_work(lane.count, lane.context, lane.windowed)
         busy = instance.times.stage_time(work)
         stages, end = self._stages[lane.instance], now
         for s, free in enumerate(stages):
@@ -189,22 +164,10 @@ class DecodePool:
         for request in lane.joining:
             steps = log.n_out[request] - self._tokens_before
             lane.leaving.setdefault(lane.iteration + steps - 1, []).append(request)
-            lane.batch += 1
-            self._attend(lane, log.n_in[request] + self._tokens_before, steps)
+            lane.add(log.n_in[request] + self._tokens_before, steps)
             log.decode_start[request] = begin
             self.joined[request] = (lane.index, lane.iteration)
         lane.fresh, lane.joining = lane.joining, []
-
-    def _attend(self, lane: _Lane, context: int, steps: int) -> None:
-        """Counts the context of a request that makes `steps` tokens from here on."""
-        lane.context += context
-        left = self._window - context
-        lane.windowed += min(context, self._window)
-        if left > 0:
-            lane.growing += 1
-            if left <= steps:
-                last = lane.iteration + math.ceil(left) - 1
-                lane.filling[last] = lane.filling.get(last, 0) + 1
 
     def _note_first_tokens(self, lane: _Lane, now: float) -> None:
         """Ends the first iteration of a lane's newcomers."""
@@ -220,13 +183,10 @@ class DecodePool:
         for request in requests:
             tokens = log.n_in[request] + log.n_out[request]
             log.last_token[request] = now
-            lane.context -= tokens
-            lane.windowed -= min(tokens, self._window)
-            lane.growing -= tokens < self._window
+            lane.remove(tokens)
             self._reserved[instance] -= tokens_held(self._instance.kv, tokens)
             self._answered(now)
         gone = len(requests)
-        lane.batch -= gone
         lane.size -= gone
         self._load[instance] -= gone
         self._admitted[instance] -= gone

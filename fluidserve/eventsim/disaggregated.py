@@ -12,7 +12,6 @@ transfers that overlap with prefill, scheduling time beyond what the time model 
 """
 
 from heapq import heappop, heappush
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,79 +21,28 @@ from fluidserve.eventsim.decode import ITERATION_END, LANE_START, DecodePool
 from fluidserve.eventsim.dispatch import stream
 from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
 from fluidserve.eventsim.records import Gaps, Log, Records, Utilisation, collect_gaps
-from fluidserve.eventsim.sources import Source, Stream, Users
+from fluidserve.eventsim.sources import Source
 from fluidserve.timing.instance import System
 from fluidserve.timing.kv import tokens_held
 
 _PULL_END = 1
 
 
-def run(
-    system: System,
-    arrival: np.ndarray,
-    n_in: np.ndarray,
-    n_out: np.ndarray,
-    *,
-    record_gaps: bool = False,
-    seed: int = 0,
-) -> Records:
-    """Serves every request and ends when the last token has left; overload ends too.
+def serve(system: System, log: Log, source: Source, *, record_gaps: bool, seed: int) -> Records:
+    """Handles events in time order until every request of a log is served.
 
     Args:
       system: the deployment; one, not a batch.
-      arrival: arrival times, s, sorted.
-      n_in: prompt tokens, whole numbers.
-      n_out: output tokens, whole numbers.
+      log: the requests.
+      source: who sends them.
       record_gaps: also keep every time between two tokens.
-      seed: of random dispatch; without effect under the other rules.
-
-    Returns:
-      one record per request.
+      seed: of random dispatch.
 
     Raises:
-      InputError: arrays that are no request stream, or a request that no instance has room for.
+      InputError: a system that cannot be simulated, or a request that no instance has room for.
     """
     system = _plain(system)
-    arrival, n_in, n_out = _checked(system, arrival, n_in, n_out)
-    log = Log(arrival, n_in, n_out)
-    return _Simulation(system, log, Stream(log), record_gaps, seed).run()
-
-
-def run_closed(
-    system: System,
-    users: int,
-    n_in: np.ndarray,
-    n_out: np.ndarray,
-    *,
-    over: float = 0.0,
-    record_gaps: bool = False,
-    seed: int = 0,
-) -> Records:
-    """Serves users who each send the next request when the last token of theirs has left.
-
-    Args:
-      system: the deployment; one, not a batch.
-      users: how many, at least one; those beyond the number of requests have nothing to send.
-      n_in: prompt tokens of the requests in the order in which they are sent, whole numbers.
-      n_out: their output tokens, whole numbers.
-      over: time over which the users begin, evenly, s; 0 is all at once.
-      record_gaps: also keep every time between two tokens.
-      seed: of random dispatch; without effect under the other rules.
-
-    Returns:
-      one record per request.
-
-    Raises:
-      InputError: no users, a negative time, or what `run` raises.
-    """
-    if users < 1:
-        raise InputError(f"concurrency = {users} must be at least 1")
-    if not 0 <= over < float("inf"):
-        raise InputError(f"over = {over} must be a finite time, not negative")
-    system = _plain(system)
-    begin, n_in, n_out = _checked(system, np.zeros(len(n_in)), n_in, n_out)
-    log = Log(begin, n_in, n_out)
-    source = Users(log, np.arange(users) * (over / users))
+    _check_room(system, np.array(log.n_in), np.array(log.n_out))
     return _Simulation(system, log, source, record_gaps, seed).run()
 
 
@@ -241,23 +189,8 @@ def _plain(system: System) -> System:
     return system
 
 
-def _checked(
-    system: System, arrival: Any, n_in: Any, n_out: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The request arrays as float64 and int64, or an `InputError`."""
-    arrival = np.asarray(arrival, np.float64)
-    n_in, n_out = np.asarray(n_in), np.asarray(n_out)
-    if arrival.ndim != 1 or not len(arrival) or not arrival.shape == n_in.shape == n_out.shape:
-        raise InputError(
-            "requests: arrival, n_in and n_out must be non-empty and of one length; got shapes "
-            f"{arrival.shape}, {n_in.shape}, {n_out.shape}"
-        )
-    if not np.isfinite(arrival).all() or arrival[0] < 0 or (np.diff(arrival) < 0).any():
-        raise InputError("arrival: times must be finite, not negative and sorted")
-    for name, tokens in (("n_in", n_in), ("n_out", n_out)):
-        if (tokens < 1).any() or (tokens != np.rint(tokens)).any():
-            raise InputError(f"{name}: token counts must be whole numbers of at least 1")
-    n_in, n_out = n_in.astype(np.int64), n_out.astype(np.int64)
+def _check_room(system: System, n_in: np.ndarray, n_out: np.ndarray) -> None:
+    """Refuses requests that no instance has room for."""
     handed_over = n_out > (1 if system.first_token == "prefill" else 0)
     for role, instance, tokens in (
         ("prefill", system.prefill, n_in.max()),
@@ -269,4 +202,3 @@ def _checked(
                 f"{role}.kv_capacity = {room:g} tokens is less than the {need:g} tokens that one "
                 "request needs; use more memory per instance or shorter requests"
             )
-    return arrival, n_in, n_out

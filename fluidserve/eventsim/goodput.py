@@ -8,11 +8,11 @@ import numpy as np
 
 from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests
-from fluidserve.eventsim.disaggregated import run
 from fluidserve.eventsim.measure import estimate, excess, growth
+from fluidserve.eventsim.runs import run
 from fluidserve.specs.slo import Slo, limits_of
 from fluidserve.specs.workload import Workload
-from fluidserve.timing.instance import System
+from fluidserve.timing.instance import AggregatedSystem, System
 from fluidserve.timing.kv import tokens_held
 
 _IDLE_REQUESTS = 1000
@@ -44,7 +44,7 @@ class GoodputEstimate:
 
 
 def goodput(
-    system: System,
+    system: System | AggregatedSystem,
     workload: Workload,
     slo: Slo,
     *,
@@ -102,7 +102,7 @@ class _Margin:
 
     def __init__(
         self,
-        system: System,
+        system: System | AggregatedSystem,
         workload: Workload,
         slo: Slo,
         requests: int,
@@ -128,19 +128,29 @@ class _Margin:
         return rate, spare
 
 
-def idle_probe(system: System, workload: Workload, slo: Slo) -> Probe:
+def idle_probe(system: System | AggregatedSystem, workload: Workload, slo: Slo) -> Probe:
     """The margin of requests that never meet each other, at a rate where they hardly would."""
     _, n_in, n_out = draw_requests(workload, _IDLE_REQUESTS, seed=0)
-    longest_in, longest_out = float(n_in.max()), float(n_out.max())
-    context = float((n_in + n_out).max())
-    spacing = float(
-        system.prefill.pp * system.prefill.prefill_time(longest_in)
-        + tokens_held(system.kv, longest_in) * system.kv_bytes_per_token / system.link_bandwidth
-        + system.handover_overhead
-        + longest_out * system.decode.pp * system.decode.decode_time(1.0, context, context)
-    )
+    spacing = _time_alone(system, float(n_in.max()), float(n_out.max()))
     records = run(system, np.arange(_IDLE_REQUESTS) * spacing, n_in, n_out)
     return 0.01 / spacing, excess(records, slo)
+
+
+def _time_alone(system: System | AggregatedSystem, n_in: float, n_out: float) -> float:
+    """Longest time that requests of up to so many tokens spend in an empty system, s."""
+    context = n_in + n_out
+    if isinstance(system, AggregatedSystem):
+        one, budget = system.instance, system.token_budget
+        step = one.times.stage_time(one.chunk_work(n_in, min(n_in, float(budget or n_in))))
+        pieces = math.ceil(n_in / float(budget or n_in))
+        stage = pieces * step + n_out * one.decode_time(1.0, context, context)
+        return float(one.pp * stage)
+    return float(
+        system.prefill.pp * system.prefill.prefill_time(n_in)
+        + tokens_held(system.kv, n_in) * system.kv_bytes_per_token / system.link_bandwidth
+        + system.handover_overhead
+        + n_out * system.decode.pp * system.decode.decode_time(1.0, context, context)
+    )
 
 
 def bracket(

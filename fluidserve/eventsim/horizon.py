@@ -13,13 +13,13 @@ import numpy as np
 
 from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests
-from fluidserve.eventsim.disaggregated import run
 from fluidserve.eventsim.goodput import GoodputEstimate, bracket, idle_probe, narrow
 from fluidserve.eventsim.measure import Summary, estimate, margins, meets, quantiles
 from fluidserve.eventsim.records import Records, Utilisation
+from fluidserve.eventsim.runs import run
 from fluidserve.specs.slo import Slo, limits_of
 from fluidserve.specs.workload import Workload
-from fluidserve.timing.instance import System
+from fluidserve.timing.instance import AggregatedSystem, System
 
 FEWEST_RUNS, MOST_RUNS = 20, 400
 _NUDGE = 0.03
@@ -31,7 +31,7 @@ def runs_for(horizon: int, requests: int = 20_000) -> int:
 
 
 def simulate_first(
-    system: System,
+    system: System | AggregatedSystem,
     workload: Workload,
     rate: float | int,
     *,
@@ -98,7 +98,7 @@ def mean_phases(runs: Sequence[Records]) -> dict[str, float]:
 
 
 def goodput_first(
-    system: System,
+    system: System | AggregatedSystem,
     workload: Workload,
     slo: Slo,
     *,

@@ -8,11 +8,11 @@ import numpy as np
 
 from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests, streams
-from fluidserve.eventsim.disaggregated import run, run_closed
 from fluidserve.eventsim.records import Records
+from fluidserve.eventsim.runs import run, run_closed
 from fluidserve.specs.slo import Limit, Slo, joint_limits, limits_of, reported_limits
 from fluidserve.specs.workload import Workload, draw_lengths
-from fluidserve.timing.instance import System
+from fluidserve.timing.instance import AggregatedSystem, System
 
 _ROUNDING = 1.0 + 1e-9
 _SETTLING = 3
@@ -22,7 +22,7 @@ FEWEST_TURNS = 10
 
 
 def simulate(
-    system: System,
+    system: System | AggregatedSystem,
     workload: Workload,
     rate: float | int,
     *,
@@ -55,7 +55,7 @@ def simulate(
 
 
 def simulate_closed(
-    system: System,
+    system: System | AggregatedSystem,
     workload: Workload,
     users: int,
     *,

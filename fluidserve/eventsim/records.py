@@ -31,12 +31,18 @@ class Utilisation:
 
     Start-up and drain are in them, so a short run understates the load.
 
+    Instances that do both phases are busy for the share `prefill` plus `decode` of the time; there
+    is no link, and one memory, of which `decode_kv` says all.
+
     Attributes:
       horizon: length of that time, s.
-      prefill: share of the time that a prefill stage is busy.
+      prefill: share of the time that a prefill stage is busy; of an instance that does both phases,
+        that it is busy with iterations that hold prompt tokens.
       link: share of the time that the link is busy.
-      decode: share of the time that a decode stage is busy.
-      decode_batch: requests in decode iterations, per decode instance.
+      decode: share of the time that a decode stage is busy; of an instance that does both phases,
+        that it is busy with iterations that hold no prompt tokens.
+      decode_batch: requests in decode iterations, per decode instance; of an instance that does
+        both phases, those between their first and last tokens.
       prefill_kv: share of the prefill instances' KV room that is held.
       decode_kv: share of the decode instances' KV room that is reserved.
     """
@@ -58,11 +64,16 @@ class Records:
     `kv_end`, `decode_start` and `first_step` equal its `prefill_end`, and its `decode_instance` is
     -1.
 
+    Where one instance does both phases, it is both the `prefill_instance` and the
+    `decode_instance`, and the KV has nowhere to go: `kv_start` and `kv_end` equal `prefill_end`. A
+    request that loses its KV is computed anew; its records are those of the first time, except
+    that a second token may come from that prefill: then `decode_start` and `first_step` are its.
+
     Attributes:
       id: position in the input.
       arrival: the request enters the prefill queue.
-      prefill_start: its first stage begins.
-      prefill_end: its last stage ends.
+      prefill_start: its first stage begins; of a prompt in pieces, with the first of them.
+      prefill_end: its last stage ends; of a prompt in pieces, with the last of them.
       kv_start: a decode instance admits it, and the pull of its KV joins the link's queue.
       kv_end: its KV has arrived; prefill memory is free again.
       decode_start: the first stage begins its first decode iteration.
@@ -74,7 +85,9 @@ class Records:
       prefill_instance: which instance computed the prompt.
       decode_instance: which instance made the other tokens.
       memory_stall: how long it waited at the head of the prefill queue while an instance was idle
-        but had no room for its KV, s.
+        but had no room for its KV, s; where one instance does both phases, since a lane would have
+        taken it but for the room.
+      preempted: how often it lost its KV and was computed anew.
       utilisation: averages over the run.
       gaps: times between tokens, when they were asked for.
     """
@@ -94,6 +107,7 @@ class Records:
     prefill_instance: np.ndarray
     decode_instance: np.ndarray
     memory_stall: np.ndarray
+    preempted: np.ndarray
     utilisation: Utilisation
     gaps: Gaps | None = None
 
@@ -187,10 +201,11 @@ class Log:
         self.decode_start, self.first_step, self.first_token = [0.0] * n, [0.0] * n, [0.0] * n
         self.last_token, self.memory_stall = [0.0] * n, [0.0] * n
         self.prefill_instance, self.decode_instance = [-1] * n, [-1] * n
+        self.preempted = [0] * n
 
     def records(self, utilisation: Utilisation, gaps: Gaps | None) -> Records:
         """The finished record."""
-        whole = {"n_in", "n_out", "prefill_instance", "decode_instance"}
+        whole = {"n_in", "n_out", "prefill_instance", "decode_instance", "preempted"}
         names = {f.name for f in dataclasses.fields(Records)} - {"id", "utilisation", "gaps"}
         columns = {
             name: np.array(getattr(self, name), np.int64 if name in whole else np.float64)
@@ -212,11 +227,16 @@ def collect_gaps(
       from_prefill: whether the first token comes from prefill rather than from an iteration.
     """
     ends = [np.frombuffer(t, np.float64) if len(t) else np.empty(0) for t in times]
-    parts = []
+    tokens = []
     for request, (lane, first) in enumerate(joined):
-        steps = log.n_out[request] - from_prefill
-        tokens = ends[lane][first : first + steps]
         before = [log.first_token[request]] if from_prefill else []
-        parts.append(np.diff(np.concatenate([before, tokens])))
+        steps = log.n_out[request] - from_prefill
+        tokens.append(np.concatenate([before, ends[lane][first : first + steps]]))
+    return gaps_of(tokens)
+
+
+def gaps_of(tokens: list[np.ndarray]) -> Gaps:
+    """Gaps of requests out of the times, s, at which the tokens of each left."""
+    parts = [np.diff(times) for times in tokens]
     offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
     return Gaps(values=np.concatenate(parts), offsets=offsets)

@@ -8,7 +8,7 @@ import numpy as np
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
 from fluidserve.specs.workload import JointLengths, Workload
-from fluidserve.timing.instance import Instance, System
+from fluidserve.timing.instance import AggregatedSystem, Instance, System
 from fluidserve.timing.model import AbstractTimeModel, Work
 
 INF = math.inf
@@ -48,6 +48,17 @@ def make_system(prefill, decode=None, /, **changes):
         link_bandwidth=INF,
         handover_overhead=0.0,
         max_batch=INF,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def make_aggregated(times, /, *, pp=1, kv_capacity=INF, kv=None, **changes):
+    """One instance for both phases without limits; `changes` sets some."""
+    base = AggregatedSystem(
+        instance=make_instance(times, pp=pp, kv_capacity=kv_capacity, kv=kv),
+        replicas=1,
+        max_batch=INF,
+        prefill_tokens=INF,
     )
     return dataclasses.replace(base, **changes)
 
