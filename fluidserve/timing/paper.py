@@ -46,11 +46,16 @@ class PaperTimes(AbstractTimeModel):
     per_kv_token: Leaf
     overhead: Leaf
 
-    def stage_time(self, work: Work) -> Number:
-        """Time of one stage, s."""
+    def sides(self, work: Work) -> tuple[Number, Number]:
+        """Time of computing and time of reading, of which the larger one counts, s."""
         compute = self.per_token * (work.new + self.token_offset) + self.per_pair * work.attended
         read = self.weights + self.expert_weights * touched_experts(self.expert_miss, work.new)
         memory = read + self.per_kv_token * (work.kv_read + work.new)
+        return compute, memory
+
+    def stage_time(self, work: Work) -> Number:
+        """Time of one stage, s."""
+        compute, memory = self.sides(work)
         return maximum(compute, memory) + self.overhead
 
 

@@ -1,0 +1,1 @@
+"""Engines iteration by iteration, for many candidates at once, on sampled requests."""

@@ -1,0 +1,234 @@
+"""The loop over iterations of an engine: prompts first, chunked, or decode only.
+
+One step of the loop handles at most one piece of one prompt; when no prompt is due it runs a spell
+of decode iterations (`fluidserve.sampled.spell`). Whatever the batch, a step costs the same:
+
+* All requests of a batch advance together, so a request's last iteration is known when its prompt
+  is done. A ring keyed by iteration holds how many requests leave at its end, and their tokens;
+  a bitmap says which of its places are in use.
+* Prompts are computed in order of arrival, so that between two iterations at most one is begun and
+  not finished, and it is the head of the queue.
+
+Time is counted in mean gaps between arrivals, so that candidates and rates share the arrivals;
+step times are multiplied by the rate. The clock is a whole number and a part of 1, so that
+float32 errors do not grow with the length of the trace.
+
+Source: derived in ``docs/theory/sampled.md``.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fluidserve._typing import Number
+from fluidserve.sampled.spell import duration, iterations_until, spell_of
+from fluidserve.sampled.state import (
+    NEVER,
+    Clock,
+    Head,
+    Lane,
+    Log,
+    Opened,
+    State,
+    head_at,
+    idle_engine,
+    put,
+)
+from fluidserve.sampled.trace import Rows
+from fluidserve.timing.model import decode_work
+
+Policy = Literal["prompts-first", "chunked", "decode"]
+"""``decode``: prompts are computed elsewhere and their first token is out; they join at once."""
+
+_NO_TOKENS = 1e-3
+"""Less than that of a prompt is a rounding error (a cached share need not be whole tokens)."""
+
+_MOST_STEPS = 200
+"""Steps per request after which a run is given up; usual are 2 to 12."""
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.Array]:
+    """Serves a trace on every lane.
+
+    It has no derivative: a path jumps where an arrival and the end of an iteration change places,
+    and what automatic differentiation finds between the jumps is wrong by orders of magnitude.
+    Take finite differences on one trace, of some per cent of a parameter.
+
+    Args:
+      policy: of all lanes.
+      places: of the ring, a power of 2 of at least 32 and of at least the most output tokens.
+      lanes: leaves have the shape (lanes,).
+      rows: the trace; arrival times may differ between lanes, (lanes, requests + 1).
+
+    Returns:
+      the logs, lanes on the first axis, and the steps of the loop.
+
+    Raises:
+      TypeError: when differentiated.
+    """
+    lane_axes = jax.tree.map(lambda _: 0, lanes)
+    row_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, rows)
+    requests = rows.n_in.shape[-1] - 1
+    start = jax.vmap(functools.partial(idle_engine, places), (lane_axes, row_axes))(lanes, rows)
+    every = jax.vmap(functools.partial(step, policy), (lane_axes, row_axes, 0))
+
+    def busy(carry: tuple[jax.Array, State]) -> jax.Array:
+        steps, s = carry
+        unfinished = (s.head.index < requests) | (s.batch > 0) | (s.opened.joins > 0)
+        return (steps < _MOST_STEPS * requests) & jnp.any(unfinished)
+
+    def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+        steps, s = carry
+        return steps + 1, every(lanes, rows, s)
+
+    steps, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    return s.log, steps
+
+
+@run.defjvp
+def _refuse(policy: Policy, places: int, primals: Any, tangents: Any) -> NoReturn:
+    raise TypeError(
+        "sampled engines have no derivative that automatic differentiation could find; take finite "
+        "differences on the same trace"
+    )
+
+
+class _Piece(NamedTuple):
+    """What a step takes of the head's prompt.
+
+    Attributes:
+      taken: whether it takes anything.
+      finishes: whether it is the last piece.
+      size: its tokens.
+      left: tokens that the iteration could still take; None where there is no such limit.
+    """
+
+    taken: jax.Array
+    finishes: jax.Array
+    size: jax.Array
+    left: jax.Array | None
+
+
+def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
+    """One step of one engine."""
+    chunked, decode_only = policy == "chunked", policy == "decode"
+    kind, requests = lane.rate.dtype, rows.n_in.shape[0] - 1
+
+    def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
+        room = (batch < lane.max_batch) & (held + head.tokens <= lane.capacity)
+        return room & (waited >= 0.0) & (head.index < requests)
+
+    entering = may_enter(s.head, s.clock.since(s.head.arrival), s.batch + s.opened.joins, s.held)
+    piece = _piece(policy, lane, s, entering)
+    single = piece.finishes & (s.head.n_out == 1)
+    opened = _with_piece(s, piece, single)
+    held = s.held + jnp.where(piece.taken & ~s.begun, s.head.tokens, 0)
+    # an iteration of prompts only has no number of its own
+    leaves = s.iteration + s.head.n_out - (1 if chunked else 2)
+    ring = s.ring.enter(leaves, s.head.tokens, piece.finishes & ~single)
+
+    head = head_at(rows, s.head.index + piece.finishes.astype(jnp.int32))
+    waited = s.clock.since(head.arrival)
+    cached = lane.cached(head.n_in.astype(kind))
+    more = piece.finishes & may_enter(head, waited, s.batch + opened.joins, held)
+    if piece.left is not None:
+        needed = _NO_TOKENS if chunked else head.n_in.astype(kind) - cached
+        more = more & (piece.left >= needed)
+    closes = ~more
+
+    batch, context = s.batch, s.context
+    if decode_only:
+        batch, context = batch + opened.joins, context + opened.join_context
+    work = decode_work(batch.astype(kind), context.astype(kind))
+    mixed = jnp.zeros((), bool) if decode_only else opened.pieces > 0
+    if chunked:
+        work = work + opened.work()
+    elif not decode_only:
+        work = jax.tree.map(lambda a, b: jnp.where(mixed, a, b), opened.work(), work)
+    first = lane.rate * lane.times.stage_time(work)
+    spell = spell_of(
+        lane.times,
+        lane.rate,
+        first,
+        batch=batch.astype(kind),
+        context=context.astype(kind),
+        most=ring.until(s.iteration),
+    )
+    comes = (head.index < requests) & (waited < 0.0)
+    k = jnp.where(comes, iterations_until(spell, -waited), spell.most)
+    takes = jnp.where(mixed, first, duration(spell, k.astype(kind)))
+    runs = closes & ((batch > 0) | mixed)
+    k = jnp.where(runs, jnp.where(mixed, 1 if chunked else 0, k), 0)
+    clock = s.clock.after(jnp.where(runs, takes, 0.0))
+    idle = closes & ~runs & comes
+    clock = Clock(*(jnp.where(idle, a, b) for a, b in zip(head.arrival, clock, strict=True)))
+
+    last = s.iteration + k - 1
+    gone, gone_tokens, ring = ring.leave(last, k > 0)
+    departs = (gone > 0).astype(jnp.int32)
+    batch_after, context_after = batch - gone, context + batch * k - gone_tokens
+    if decode_only:
+        batch_after = jnp.where(closes, batch_after, s.batch)
+        context_after = jnp.where(closes, context_after, s.context)
+    else:
+        batch_after = batch_after + jnp.where(closes, opened.joins - opened.singles, 0)
+        context_after = context_after + jnp.where(closes, opened.join_context, 0)
+
+    # an entry that means nothing is overwritten by the next one of its place, or marked as such
+    out = closes & (opened.joins > 0)
+    place = head.index - out.astype(jnp.int32)
+    number = s.iteration - (0 if chunked else 1)
+    log = Log(
+        first_iteration=put(s.log.first_iteration, place, jnp.where(out, number, NEVER)),
+        first_lag=put(s.log.first_lag, place, clock.since(head.arrival)),
+        last_iteration=put(s.log.last_iteration, s.departures, last),
+        last=Clock(*(put(a, s.departures, b) for a, b in zip(s.log.last, clock, strict=True))),
+    )
+    return State(
+        iteration=s.iteration + k,
+        clock=clock,
+        head=head,
+        done=jnp.where(piece.finishes, cached, s.done + piece.size),
+        begun=(s.begun | piece.taken) & ~piece.finishes,
+        batch=batch_after,
+        context=context_after,
+        held=held - gone_tokens - jnp.where(closes, opened.single_tokens, 0),
+        opened=jax.tree.map(lambda x: jnp.where(closes, jnp.zeros_like(x), x), opened),
+        ring=ring,
+        departures=s.departures + departs,
+        log=log,
+    )
+
+
+def _piece(policy: Policy, lane: Lane, s: State, entering: jax.Array) -> _Piece:
+    """What the open iteration takes of the head's prompt."""
+    rest = s.head.n_in.astype(lane.rate.dtype) - s.done
+    if policy == "chunked":
+        left = lane.tokens - s.batch.astype(rest.dtype) - s.opened.new
+        taken = (left > _NO_TOKENS) & (s.begun | entering)
+        size = jnp.where(taken, jnp.minimum(rest, left), 0.0)
+        return _Piece(taken, taken & (rest <= left + _NO_TOKENS), size, left - size)
+    if policy == "decode":
+        return _Piece(entering, entering, jnp.where(entering, rest, 0.0), None)
+    taken = entering & ((s.opened.pieces == 0) | (s.opened.new + rest <= lane.tokens))
+    size = jnp.where(taken, rest, 0.0)
+    return _Piece(taken, taken, size, lane.tokens - s.opened.new - size)
+
+
+def _with_piece(s: State, piece: _Piece, single: jax.Array) -> Opened:
+    """The open iteration with a piece of the head."""
+    o, several = s.opened, piece.finishes & ~single
+    return Opened(
+        joins=o.joins + piece.finishes.astype(jnp.int32),
+        join_context=o.join_context + jnp.where(several, s.head.n_in + 1, 0),
+        singles=o.singles + single.astype(jnp.int32),
+        single_tokens=o.single_tokens + jnp.where(single, s.head.tokens, 0),
+        pieces=o.pieces + piece.taken.astype(jnp.int32),
+        new=o.new + piece.size,
+        pairs=o.pairs + piece.size * (s.done + 0.5 * piece.size),
+        reread=o.reread + jnp.where(piece.taken, s.done, 0.0),
+    )
