@@ -28,6 +28,7 @@ from fluidserve.eventsim.measure import (
 )
 from fluidserve.eventsim.records import Gaps, Records, Utilisation
 from fluidserve.eventsim.runs import run, run_closed
+from fluidserve.eventsim.static import run_static
 
 __all__ = [
     "FEWEST_TURNS",
@@ -50,6 +51,7 @@ __all__ = [
     "meets",
     "run",
     "run_closed",
+    "run_static",
     "runs_for",
     "simulate",
     "simulate_closed",

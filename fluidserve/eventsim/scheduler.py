@@ -184,19 +184,23 @@ class Scheduler(ABC):
 
     def admit(self, lane: Lane, now: float) -> None:
         """Moves the head of a queue to a lane, in whose next iteration its prefill begins."""
-        replica, log = lane.replica, self._log
-        request = replica.queue.popleft()
+        request = self.take(lane.replica, now)
         need = self._need(request)
         lane.kv += need
         lane.prompt_kv += need
-        replica.requests += 1
         if self._preempts:
             lane.members.add(request)
+
+    def take(self, replica: Replica, now: float) -> int:
+        """Takes the head of a queue and gives it a place in the batch."""
+        log, request = self._log, replica.queue.popleft()
+        replica.requests += 1
         if not log.preempted[request]:
             log.prefill_start[request] = max(now, replica.stages[0])
         since = replica.stalled.pop(request, None)
         if since is not None:
             log.memory_stall[request] += now - since
+        return request
 
     def _call(self, replica: Replica, now: float) -> None:
         """Wakes an instance if a lane of it is idle, after all that happens now."""

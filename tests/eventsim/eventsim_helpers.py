@@ -16,14 +16,22 @@ INF = math.inf
 
 @pytree
 class LinearTimes(AbstractTimeModel):
-    """Time linear in new tokens and attended pairs, so that lengths prescribe service times."""
+    """Time linear in what a batch asks for, so that lengths prescribe service times."""
 
     fixed: Leaf
     per_new: Leaf = 0.0
     per_pair: Leaf = 0.0
+    per_read: Leaf = 0.0
+    per_sequence: Leaf = 0.0
 
     def stage_time(self, work: Work) -> Number:
-        return self.fixed + self.per_new * work.new + self.per_pair * work.attended
+        by_length = self.per_new * work.new + self.per_pair * work.attended
+        return (
+            self.fixed
+            + by_length
+            + self.per_read * work.kv_read
+            + self.per_sequence * work.sequences
+        )
 
 
 def workload(n_in, n_out, **changes):
