@@ -39,7 +39,7 @@ def check_aggregated(system: AggregatedSystem) -> None:
             raise InputError(f"sampled: {name}: only {known}; use the event simulator")
 
 
-def ring_for(trace: Trace) -> int:
+def places_for(trace: Trace) -> int:
     """Places of the ring that a trace needs."""
     return max(WORD, 1 << int(np.max(trace.n_out) - 1).bit_length())
 
@@ -50,8 +50,8 @@ def lanes_of(system: AggregatedSystem, rate: Leaf, longest: int) -> Lane:
     Args:
       system: every leaf of the shape (lanes,).
       rate: of each instance, 1/s, (lanes,).
-      longest: most tokens of a request; an engine without room for them is given it, and must be
-        ruled out by `holds`.
+      longest: most tokens of a request; an engine without room for them is given it, and its
+        latencies mean nothing.
     """
     tokens = system.prefill_tokens if system.token_budget is None else system.token_budget
     capacity = jnp.clip(jnp.floor(system.instance.kv_capacity), longest, _LARGEST)
@@ -64,11 +64,6 @@ def lanes_of(system: AggregatedSystem, rate: Leaf, longest: int) -> Lane:
         capacity=capacity.astype(jnp.int32),
         prefix_hit=hit,
     )
-
-
-def holds(system: AggregatedSystem, longest: int) -> jax.Array:
-    """Whether an instance has room for the longest request, (lanes,)."""
-    return jnp.asarray(system.instance.kv_capacity) >= longest
 
 
 def stacked(system: AggregatedSystem, rate: Leaf) -> tuple[AggregatedSystem, jax.Array]:
@@ -95,14 +90,19 @@ def serve(system: AggregatedSystem, rate: Leaf, trace: Trace) -> Served:
     """
     check_aggregated(system)
     system, rate = stacked(system, rate)
-    return _serve(policy_of(system), ring_for(trace), system, rate, rows_of(trace), trace.longest)
+    return _serve(policy_of(system), places_for(trace), system, rate, rows_of(trace), trace.longest)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _serve(
-    policy: Policy, ring: int, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: int
+    policy: Policy, places: int, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: int
 ) -> Served:
-    log, _ = run(policy, ring, lanes_of(system, rate, longest), rows)
-    served = jax.vmap(latencies, (0, None, 0))(rate, rows, log)
-    room = holds(system, longest)[:, None]
+    served = serve_lanes(policy, places, lanes_of(system, rate, longest), rows)
+    room = (system.instance.kv_capacity >= longest)[:, None]
     return Served(*(jnp.where(room, x, jnp.inf) for x in served))
+
+
+def serve_lanes(policy: Policy, places: int, lanes: Lane, rows: Rows) -> Served:
+    """Latencies of a trace on every lane; see `fluidserve.sampled.engine.run`."""
+    log, _ = run(policy, places, lanes, rows)
+    return jax.vmap(latencies, (0, None, 0))(lanes.rate, rows, log)
