@@ -5,7 +5,9 @@ A program without what runs ahead in a pipeline scores them, with the same numbe
 other prefill shape is scored whole by the program that has it.
 """
 
+import concurrent.futures
 import functools
+import os
 from typing import NamedTuple
 
 import jax
@@ -76,7 +78,9 @@ def attain_grid(grid: Grid, question: Question, rates: np.ndarray) -> RateScores
         found = _attain(question, shapes, prepared, here, max_replicas=most)
         return np.asarray(found[0]), np.asarray(found[1])
 
-    parts = [part(start) for start in range(0, room, _PART)]
+    # a chunk is too small for XLA to split, so that each core takes parts of its own
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as cores:
+        parts = list(cores.map(part, range(0, room, _PART)))
     attainment, binding = (np.concatenate(x)[:count] for x in zip(*parts, strict=True))
     return RateScores(attainment, binding)
 

@@ -159,6 +159,11 @@ def pools_of(shapes: list[Shape], budget: int) -> Pools:
     )
 
 
+def place_of(pools: Pools, shape: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Index of pools of some shapes and numbers of instances among those of `pools_of`."""
+    return np.searchsorted(pools.shape, shape) + count - 1
+
+
 def tabulates(question: Question) -> bool:
     """Whether tables hold for a question.
 

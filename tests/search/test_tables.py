@@ -12,7 +12,7 @@ from fluidserve.errors import InputError
 from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.pairs import attainment_of_all, goodput_of_pairs
 from fluidserve.search.score import describe_rows, question_of, score_grid
-from fluidserve.search.tables import pools_of, tables_of, tabulates
+from fluidserve.search.tables import place_of, pools_of, tables_of, tabulates
 from fluidserve.specs.slo import Slo
 
 BUDGET = 10
@@ -35,11 +35,10 @@ def test_goodput_out_of_tables_is_that_of_the_formulas(name):
     grid = disaggregated_grid(problem, BUDGET)
     question = question_of(problem)
     pools = pools_of(grid.shapes, BUDGET)
-    index = {
-        (int(s), int(n)): i for i, (s, n) in enumerate(zip(pools.shape, pools.count, strict=True))
-    }
-    prefill = np.array([index[p] for p in zip(grid.prefill, grid.n_prefill, strict=True)])
-    decode = np.array([index[d] for d in zip(grid.decode, grid.n_decode, strict=True)])
+    prefill = place_of(pools, grid.prefill, grid.n_prefill)
+    decode = place_of(pools, grid.decode, grid.n_decode)
+    assert (pools.shape[prefill] == grid.prefill).all()
+    assert (pools.count[prefill] == grid.n_prefill).all()
     tables = tables_of(grid, question, pools)
     found = goodput_of_pairs(tables, prefill, decode)
     exact = score_grid(grid, question).goodput
