@@ -73,10 +73,13 @@ def attain_grid(grid: Grid, question: Question, rates: np.ndarray) -> RateScores
     prepared = _prepare(question, shapes, pipelines=pipelines)
     most = replica_bound(grid)
 
+    wide = jnp.result_type(float) == np.float64
+
     def part(start: int) -> tuple[np.ndarray, np.ndarray]:
-        here = as_arrays(jax.tree.map(lambda x: x[start : start + _PART], picks))
-        found = _attain(question, shapes, prepared, here, max_replicas=most)
-        return np.asarray(found[0]), np.asarray(found[1])
+        with jax.enable_x64(wide):  # a thread begins with the precision of the process
+            here = as_arrays(jax.tree.map(lambda x: x[start : start + _PART], picks))
+            found = _attain(question, shapes, prepared, here, max_replicas=most)
+            return np.asarray(found[0]), np.asarray(found[1])
 
     # a chunk is too small for XLA to split, so that each core takes parts of its own
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as cores:
