@@ -7,7 +7,8 @@ from rich.text import Text
 
 from fluidserve.problem import Problem
 from fluidserve.report.layout import CONFIDENCE_STYLE, plain_table
-from fluidserve.report.numbers import in_one_unit, three_digits, tpot_seconds
+from fluidserve.report.numbers import three_digits
+from fluidserve.report.tables import latency_columns, shown_tpot
 from fluidserve.search.compare import Comparison
 from fluidserve.search.plan import TIE
 
@@ -15,19 +16,25 @@ _LONGEST_REASON = 34
 
 
 def comparison_table(problems: Sequence[Problem], found: Comparison) -> Table:
-    """The best deployment of each accelerator, or why it has none, best first."""
+    """The best deployment of each accelerator, or why it has none, best first.
+
+    Latencies are P90, or the percentile that a limit names, which then stands in the header.
+    """
     best = {name: result.deployments[0] for name, result in found.plans.items()}
     labels = [row.deployment.label for row in best.values()]
-    ttft_unit, ttft = in_one_unit([row.ttft.p90 for row in best.values()])
-    tpots = [tpot_seconds(row.tpot, row.attainment)[2] for row in best.values()]
-    tpot_unit, tpot = in_one_unit(tpots)
-    times = {name: (ttft[i], tpot[i]) for i, name in enumerate(best)}
+    shown = [(row.ttft, shown_tpot(row), None) for row in best.values()]
+    columns = latency_columns(shown, problems[0].slo)
+    times = {name: [texts[i] for *_, texts in columns] for i, name in enumerate(best)}
     simulated = any(row.simulated is not None for row in best.values())
 
     table = plain_table("GPU")
     table.add_column("best deployment", min_width=max(map(len, labels)), max_width=_LONGEST_REASON)
     headers = ["GPUs", "req/s", "per\nGPU", *(["req/s\nsimul."] if simulated else [])]
-    for header in (*headers, f"TTFT\n{ttft_unit}", f"TPOT\n{tpot_unit}"):
+    latencies = [
+        f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
+        for name, named, unit, _ in columns
+    ]
+    for header in (*headers, *latencies):
         table.add_column(header, justify="right", no_wrap=True)
     for header in ("binds", "step\ntimes", "trust"):
         table.add_column(header, no_wrap=True)

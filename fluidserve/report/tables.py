@@ -34,7 +34,7 @@ def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     """
     starred = sum(r.tied for r in rows) > 1
     has_e2e = any(r.e2e is not None for r in rows)
-    columns = _latency_columns([(r.ttft, _shown_tpot(r), r.e2e) for r in rows], slo)
+    columns = latency_columns([(r.ttft, shown_tpot(r), r.e2e) for r in rows], slo)
     table = plain_table(
         "deployment",
         *("GPUs", "req/s", *([] if has_e2e else ["per\nGPU"])),
@@ -72,9 +72,9 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     checked = [(r, r.simulated) for r in rows if r.simulated is not None]
     times = []
     for r, s in checked:
-        times.append((r.ttft, _shown_tpot(r), r.e2e))
+        times.append((r.ttft, shown_tpot(r), r.e2e))
         times.append((s.ttft, s.tpot, None if r.e2e is None else s.e2e))
-    columns = _latency_columns(times, slo)
+    columns = latency_columns(times, slo)
     what = "goodput /s" if all(r.concurrency is None for r in rows) else "through-\nput /s"
     table = plain_table(
         "cross-check",
@@ -111,7 +111,7 @@ def replay_table(rows: Sequence[DeploymentResult]) -> Table:
     return table
 
 
-def _latency_columns(
+def latency_columns(
     rows: Sequence[tuple[Latency | None, ...]], slo: Slo
 ) -> list[tuple[str, str, str, list[str]]]:
     """TTFT, TPOT and, where it is known, end-to-end latency, each in one unit.
@@ -131,7 +131,7 @@ def _latency_columns(
     return columns
 
 
-def _shown_tpot(row: DeploymentResult) -> Latency:
+def shown_tpot(row: DeploymentResult) -> Latency:
     """TPOT by the formulas; ``nan`` where no request has a second token."""
     mean, p50, p90, p99 = tpot_seconds(row.tpot, row.attainment)
     at_share = p90 if math.isnan(p90) else row.tpot.at_share
@@ -151,7 +151,7 @@ def latency_table(analysis: DeploymentResult, summary: Summary, slo: Slo) -> Tab
     shares = {limit.metric: limit.share for limit in limits_of(slo)}
     own = any(share is not None for share in shares.values())
     table = plain_table("", "mean", "P50", "P90", "P99", *(["at its limit's"] if own else []))
-    both = [("TTFT", summary.ttft, analysis.ttft), ("TPOT", summary.tpot, _shown_tpot(analysis))]
+    both = [("TTFT", summary.ttft, analysis.ttft), ("TPOT", summary.tpot, shown_tpot(analysis))]
     if analysis.e2e is not None:
         both.append(("E2E", summary.e2e, analysis.e2e))
     for name, found, formula in both:

@@ -19,7 +19,7 @@ CHUNK = 4096
 
 
 @jax.jit
-def attainment_of_all(tables: Tables, rate: Float[Array, ""]) -> Float[Array, "p d"]:
+def attainment_of_all(tables: Tables, rate: Leaf) -> Float[Array, "p d"]:
     """Joint attainment of every prefill pool with every decode pool at one rate, 1/s.
 
     Pools in the order of the tables, the padding behind them included. Shares far below the target,
@@ -80,7 +80,7 @@ def _joint(
     memory: Memory,
     prefill: Float[Array, "a r ..."],
     decode: Float[Array, "b s ..."],
-    rate: Float[Array, "..."],
+    rate: Leaf,
 ) -> Float[Array, "..."]:
     """Joint attainment out of the values of two pools; shapes broadcast."""
     question, link = tables.question, tables.link

@@ -214,7 +214,8 @@ def _result(
 
     doubts = int(scores.doubts[row])
     loads = (metrics.prefill_load, metrics.link_load, metrics.decode_load)
-    if any(not load[position] < 1.0 for load in loads):
+    # the first requests of an overload are a plain answer
+    if problem.horizon is None and any(not load[position] < 1.0 for load in loads):
         doubts |= Doubt.UNSTABLE
     return DeploymentResult(
         deployment=grid.deployment(row),

@@ -14,3 +14,14 @@ def test_the_first_requests_are_told_from_steady_state(ask):
     assert "the first 100 requests into an empty system" in text
     assert "(not steady state)" in text
     assert "in steady state" in " ".join(ask("plan").out.split())
+
+
+@pytest.mark.slow
+def test_an_overload_of_the_first_requests_is_no_instability(ask):
+    """Latencies grow with the number of requests, which the answer says; they are not unbounded."""
+    deployment = {"deployment": "1P1D tp2/tp1", "horizon": "100", "rate": "30"}
+    answer = ask("simulate", "--json", **deployment).json
+    row = answer["deployments"][0]
+    assert row["ttft"]["p90"] is not None
+    assert not any("unstable" in reason for reason in row["confidence"]["reasons"])
+    assert "Above capacity" in ask("simulate", **deployment).out

@@ -1,6 +1,7 @@
 """Pairs scored out of tables against the same pairs scored by themselves."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,8 @@ from fluidserve.errors import InputError
 from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.pairs import attainment_of_all, goodput_of_pairs
 from fluidserve.search.score import describe_rows, question_of, score_grid
-from fluidserve.search.tables import pools_of, tables_of
+from fluidserve.search.tables import place_of, pools_of, tables_of, tabulates
+from fluidserve.specs.slo import Slo
 
 BUDGET = 10
 CASES = {
@@ -33,11 +35,10 @@ def test_goodput_out_of_tables_is_that_of_the_formulas(name):
     grid = disaggregated_grid(problem, BUDGET)
     question = question_of(problem)
     pools = pools_of(grid.shapes, BUDGET)
-    index = {
-        (int(s), int(n)): i for i, (s, n) in enumerate(zip(pools.shape, pools.count, strict=True))
-    }
-    prefill = np.array([index[p] for p in zip(grid.prefill, grid.n_prefill, strict=True)])
-    decode = np.array([index[d] for d in zip(grid.decode, grid.n_decode, strict=True)])
+    prefill = place_of(pools, grid.prefill, grid.n_prefill)
+    decode = place_of(pools, grid.decode, grid.n_decode)
+    assert (pools.shape[prefill] == grid.prefill).all()
+    assert (pools.count[prefill] == grid.n_prefill).all()
     tables = tables_of(grid, question, pools)
     found = goodput_of_pairs(tables, prefill, decode)
     exact = score_grid(grid, question).goodput
@@ -58,10 +59,37 @@ def test_goodput_out_of_tables_is_that_of_the_formulas(name):
     assert gap.max() < 0.1
 
 
-@pytest.mark.parametrize("limit", [{"e2e": 10.0}, {"ttft_share": 0.95}])
-def test_a_promise_that_tables_do_not_hold_is_refused(limit):
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"slo": Slo(ttft=1.0, e2e=10.0)},
+        {"slo": Slo(ttft=1.0, ttft_share=0.9, tpot=0.1)},
+        {"horizon": 100.0},
+        {"users": 10.0},
+        {"prefill_batch": 4},
+    ],
+)
+def test_a_question_that_tables_do_not_hold_is_refused(other):
     problem = make_problem()
-    problem = dataclasses.replace(problem, slo=dataclasses.replace(problem.slo, **limit))
-    grid = disaggregated_grid(problem, 4)
+    grid, question = disaggregated_grid(problem, 4), question_of(problem)
+    assert tabulates(question)
+    question = dataclasses.replace(question, **other)
+    assert not tabulates(question)
     with pytest.raises(InputError, match="use score_grid"):
-        tables_of(grid, question_of(problem), pools_of(grid.shapes, 4))
+        tables_of(grid, question, pools_of(grid.shapes, 4))
+
+
+def test_limits_may_be_missing():
+    """A promise without one limit is a promise with a limit that everything meets."""
+    problem = make_problem(link=25e9)
+    grid = disaggregated_grid(problem, 4)
+    pools = pools_of(grid.shapes, 4)
+    found = []
+    for tpot in (math.inf, 1e6):
+        slo = dataclasses.replace(problem.slo, tpot=tpot)
+        question = dataclasses.replace(question_of(problem), slo=slo)
+        tables = tables_of(grid, question, pools)
+        every = np.arange(len(pools.shape))
+        found.append(goodput_of_pairs(tables, every, every))
+    np.testing.assert_allclose(*found, rtol=1e-9)
+    assert (found[0] > 0).any()

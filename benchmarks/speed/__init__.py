@@ -1,0 +1,1 @@
+"""How fast fluidserve plans: ``python -m benchmarks.speed`` prints docs/performance.md."""
