@@ -43,7 +43,8 @@ class Batch:
         self.iteration = last + 1
         self.context += self.count
         self.windowed += self._growing
-        self._growing -= self._filling.pop(last, 0)
+        if self._filling:
+            self._growing -= self._filling.pop(last, 0)
 
     def held(self, kv: KvShape | None) -> float:
         """KV that the requests hold, tokens of all layers."""
