@@ -7,10 +7,15 @@ under the assumption that, given its lengths, a request meets its TTFT independe
 Pull semantics: KV stays in prefill memory until a decode instance has a slot, then crosses the
 link. When decode is full, prompts pile up in prefill memory; once that overflows, prefill stalls.
 
+`ttft_within`, `tpot_met` and `earliest_ttft` are what differs between kinds of deployments, each
+registered for the plan of its kind; what is made of them, such as end-to-end latency and quantiles,
+is written once.
+
 Arrays have their bins on the first axis and candidates on the rest.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -225,6 +230,7 @@ def decoded_share(plan: Plan):
     return 1.0 - single
 
 
+@functools.singledispatch
 def ttft_within(
     plan: Plan, state: State, limit: Float[Array, "..."] | float
 ) -> Float[Array, "q *c"]:
@@ -270,6 +276,7 @@ def first_step(decode: DecodeState) -> Float[Array, "*c"]:
     return decode.joining() + decode.step
 
 
+@functools.singledispatch
 def tpot_met(
     plan: Plan,
     state: State,
@@ -295,6 +302,7 @@ def tpot_met(
     )
 
 
+@functools.singledispatch
 def earliest_ttft(plan: Plan, state: State) -> Float[Array, "*c"]:
     """TTFT of the shortest prompt where nothing is in its way, s."""
     alone = plan.prefill.low[0] * plan.prefill.pp
@@ -374,7 +382,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     prompt, _ = prompt_moments(plan.bins, system.prefill.kv)
     held = plan.prefill.mean * system.prefill.pp + state.handover
     held = held + decode.mean_wait()
-    met, e2e = _met_together(plan, state, slo, ttft, tpot)
+    met, e2e = met_together(plan, state, slo, ttft, tpot)
     attainment = jnp.where(carried, met, 0.0)
     by_ttft, by_tpot = _mean(plan.bins.in_share, ttft), _mean(plan.bins.out_share, tpot)
     by_limit = jnp.where(carried, attainments(plan.bins, by_ttft, by_tpot, e2e), 0.0)
@@ -398,7 +406,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     )
 
 
-def _met_together(plan: Plan, state: State, slo: Slo, ttft, tpot):
+def met_together(plan: Plan, state: State, slo: Slo, ttft, tpot):
     """Share that meets the limits of the joint attainment, and that which meets the end-to-end one.
 
     Args:

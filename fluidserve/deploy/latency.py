@@ -3,6 +3,9 @@
 The same shares that decide attainment, read the other way round.
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -63,11 +66,11 @@ class Latencies:
     e2e: Leaf | None = None
 
 
-def latencies(plan: Plan, state: State, steps: Leaf = STEPS, slo: Slo | None = None) -> Latencies:
+def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None) -> Latencies:
     """Means and quantiles at the rate of `state`.
 
     Args:
-      plan: the deployment.
+      plan: the deployment, of any kind.
       state: its stages at a rate.
       steps: bisections of each quantile; with 0 the quantiles mean nothing and cost nothing.
       slo: the promise, which may ask for other quantiles and for end-to-end latency.
@@ -86,7 +89,7 @@ def latencies(plan: Plan, state: State, steps: Leaf = STEPS, slo: Slo | None = N
     mean = ttft_mean(plan, state)
     e2e_mean = e2e = None
     if slo.e2e is not None:
-        e2e_mean = mean + _decode_mean(plan, state)
+        e2e_mean = mean + decode_mean(plan, state)
         e2e = _e2e_quantiles(plan, state, of_e2e, _AMPLE * ttft[2], steps)
     return Latencies(
         ttft_mean=mean,
@@ -126,7 +129,8 @@ def quantile_of(slo: Slo, metric: str) -> tuple[int, str]:
     return (2, "P99") if float(slo.attainment) > 0.95 else (1, "P90")
 
 
-def _decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
+@functools.singledispatch
+def decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean time from the first to the last token, s; ``inf`` where decode is overloaded."""
     decode = state.decode
     gaps = jnp.sum(plan.bins.out_share * plan.lengths.gaps)
@@ -138,7 +142,7 @@ def _decode_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
 
 
 def _e2e_quantiles(
-    plan: Plan, state: State, levels: Float[Array, " p"], longest: Float[Array, "*c"], steps: Leaf
+    plan: Any, state: Any, levels: Float[Array, " p"], longest: Float[Array, "*c"], steps: Leaf
 ) -> Float[Array, "p *c"]:
     """Quantiles of end-to-end latency.
 
@@ -169,6 +173,7 @@ def several_tokens(bins: LengthBins) -> Float[Array, " m"]:
     return several / jnp.maximum(jnp.sum(several), 1e-9)
 
 
+@functools.singledispatch
 def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
     until = 4 if plan.system.first_token == "decode" else 2
@@ -176,6 +181,7 @@ def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     return jnp.sum(_reached(plan, state)[:until], axis=0)
 
 
+@functools.singledispatch
 def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
     """Mean time that a request spends in each of `PHASES`, s; the sum is from arrival to its end.
 
@@ -205,6 +211,7 @@ def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
     return jnp.where(carried, jnp.stack(jnp.broadcast_arrays(*times)), jnp.inf)
 
 
+@functools.singledispatch
 def tpot_mean(plan: Plan, state: State, share: Float[Array, " m"]) -> Float[Array, "*c"]:
     """Mean TPOT over output bins weighted by `share`, s.
 

@@ -398,7 +398,7 @@ def tpot_within(
     def of_bin(g):
         g_ok = jnp.maximum(g, 1.0)
         mean = state.step + before / g_ok
-        average = _averaging(g_ok / state.relaxation)
+        average = averaging(g_ok / state.relaxation)
         variance = state.step_var * average + start / g_ok**2 + (1e-9 * state.step) ** 2
         met = _normal_cdf((limit - mean) / jnp.sqrt(variance))
         slack = g * (limit - state.step_full) - in_tpot * (handover + 0.5 * state.step_full)
@@ -420,7 +420,7 @@ def _normal_cdf(x):
     return 0.5 * lax.erfc(-0.7071067811865476 * x)
 
 
-def _averaging(x):
+def averaging(x):
     """Variance of an average over x relaxation times against that of one instant.
 
     For an exponential autocorrelation: ``2 (x - 1 + exp(-x)) / x**2``.

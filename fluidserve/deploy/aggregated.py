@@ -1,0 +1,386 @@
+r"""A deployment whose instances do both phases, at one arrival rate: who meets the SLO.
+
+Two schedulers, one description. Where prompts go first, prefill is a queue that takes several
+prompts at once (`queueing.batch`), behind the decode step that is running; decode pauses
+meanwhile. In chunked prefill, an iteration of n decoding requests has room for :math:`C` tokens of
+prompts, which add to it what they cost beside the decode step :math:`\tau(n)`. A prompt of L tokens
+takes
+
+.. math:: s(L) = \tau\,\max(L/C, 1) + \beta L, \qquad \beta = (t(n + C) - \tau)/C
+
+when prompts fill the iterations; alone it takes whole iterations and one for the rest. Prompts that
+share an iteration share its :math:`\tau`, so that prefill is the same queue of batches with the
+fixed part :math:`\tau`; between the two costs the load of the prompts decides.
+
+Arrays have their bins on the first axis and candidates on the rest.
+
+Ignores: that the batch varies while a prompt is computed; preemption; prompts that wait for KV
+memory beyond the exponential wait for a slot.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fluidserve._pytree import pytree
+from fluidserve._typing import Leaf
+from fluidserve.deploy.disaggregated import (
+    NO_LIMIT,
+    Metrics,
+    earliest_ttft,
+    met_together,
+    tpot_met,
+    ttft_within,
+)
+from fluidserve.deploy.promise import attainments, excess_of
+from fluidserve.queueing.batch import batching
+from fluidserve.queueing.mgn import MAX_SERVERS
+from fluidserve.specs.deployment import Dispatch
+from fluidserve.specs.lengths import LengthBins
+from fluidserve.specs.slo import Slo
+from fluidserve.stages.decode import (
+    DecodeLengths,
+    DecodeState,
+    decode_lengths,
+    decode_state,
+    slots,
+    step_time,
+)
+from fluidserve.stages.interrupted import (
+    LEAST_LEFT,
+    Interruptions,
+    PausedTimes,
+    Pieces,
+    SharedTimes,
+    interrupted_tpot_within,
+)
+from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
+from fluidserve.timing.instance import AggregatedSystem
+
+MOST_PROMPTS = 1024
+"""Prompts of one iteration, whatever they weigh."""
+_NODES = (0.2113249, 0.7886751)
+"""Parts of a running step that are still to come, for two halves of the arrivals (Gauss)."""
+
+
+@pytree
+class AggregatedPlan:
+    """Everything about a deployment that does not depend on the rate.
+
+    Attributes:
+      system: the deployment.
+      prefill: stage times of whole prompts on an instance that does nothing else.
+      lengths: moments of the requests in decode.
+      bins: the length distribution.
+      arrival_scv: squared coefficient of variation between arrivals.
+      dispersion: variance over mean of the arrivals per minute; only raises doubts.
+    """
+
+    system: AggregatedSystem
+    prefill: PrefillShape
+    lengths: DecodeLengths
+    bins: LengthBins
+    arrival_scv: Leaf
+    dispersion: Leaf = 1.0
+
+
+def prepare_aggregated(
+    system: AggregatedSystem, bins: LengthBins, arrival_scv: Leaf = 1.0
+) -> AggregatedPlan:
+    """Precomputes what the rate does not change."""
+    return AggregatedPlan(
+        system=system,
+        prefill=prefill_shape(
+            system.instance,
+            bins,
+            system.prefix_hit,
+            batch=MOST_PROMPTS,
+            tokens=system.prefill_tokens,
+            pipelines=False,
+        ),
+        lengths=decode_lengths(bins, "prefill", system.instance.kv),
+        bins=bins,
+        arrival_scv=arrival_scv,
+    )
+
+
+@pytree
+class AggregatedState:
+    """An aggregated deployment at one rate; leaves have the shape of the candidates.
+
+    Attributes:
+      prefill: the queue for prefill.
+      decode: decode, its steps as long as prompts make them.
+      alone: mean time of a step that holds no prompt, s.
+      prompts: what prompts do to decode.
+      taken: share of the time that they take from it.
+      handover: nothing is handed over: 0 s.
+    """
+
+    prefill: PrefillState
+    decode: DecodeState
+    alone: Leaf
+    prompts: Interruptions
+    taken: Leaf
+    handover: Leaf
+
+
+def aggregated_at(
+    plan: AggregatedPlan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SERVERS
+) -> AggregatedState:
+    """The deployment at an arrival rate, 1/s."""
+    if plan.system.token_budget is None:
+        return _prompts_first(plan, rate, max_replicas)
+    return _in_pieces(plan, rate, max_replicas)
+
+
+def _rule(dispatch: Dispatch) -> Dispatch:
+    """Instances have a queue each, and the least loaded takes the next request."""
+    return "jsq" if dispatch == "shared" else dispatch
+
+
+def _prompts_first(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState:
+    system, shape = plan.system, plan.prefill
+    prefill = prefill_state(
+        shape,
+        system.replicas,
+        rate,
+        arrival_scv=plan.arrival_scv,
+        dispatch=_rule(system.dispatch),
+        max_replicas=max_replicas,
+    )
+    taken = prefill.load
+    paused = dataclasses.replace(
+        system.instance, times=PausedTimes(times=system.instance.times, load=taken)
+    )
+    decode = decode_state(
+        paused,
+        plan.lengths,
+        system.replicas,
+        rate,
+        max_batch=system.max_batch,
+        transfer=shape.mean * shape.pp,
+        arrival_scv=plan.arrival_scv,
+        dispatch=_rule(system.dispatch),
+    )
+    left = jnp.maximum(1.0 - taken, LEAST_LEFT)
+    per_instance = rate / system.replicas
+    square = shape.mean**2 * (1.0 + shape.scv)
+    alone = decode.step * left
+    waited = prefill.wait.mean * prefill.unit + shape.mean
+    prompts = Interruptions(
+        left=taken * waited / left,
+        spread=alone * per_instance * square / left**3,
+        longest=jnp.full_like(alone, jnp.inf),
+    )
+    return AggregatedState(
+        prefill=prefill,
+        decode=decode,
+        alone=alone,
+        prompts=prompts,
+        taken=taken,
+        handover=jnp.zeros_like(alone),
+    )
+
+
+def _in_pieces(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState:
+    system, instance, bins = plan.system, plan.system.instance, plan.bins
+    per_instance = rate / system.replicas
+    pieces = _pieces(plan)
+    times = SharedTimes(times=instance.times, pieces=pieces, rate=per_instance)
+    nothing = instance.decode_work(jnp.ones_like(rate), plan.lengths.context)
+    decode = decode_state(
+        dataclasses.replace(instance, times=times),
+        plan.lengths,
+        system.replicas,
+        rate,
+        max_batch=system.max_batch,
+        transfer=times.added(nothing)[1] * instance.pp,
+        arrival_scv=plan.arrival_scv,
+        dispatch=_rule(system.dispatch),
+    )
+    lane = decode.batch / instance.pp
+    batch = instance.decode_work(lane, lane * plan.lengths.context)
+    alone, added = times.added(batch)
+    room = pieces.room(lane)
+    taken = jnp.clip(per_instance * added, 0.0, 1.0)
+
+    def lead(x):
+        return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(rate))))
+
+    def stage(tokens):
+        """Time of a prompt and what it adds to decode, by itself and in full iterations, s."""
+        work = instance.prefill_work(tokens, system.prefix_hit)
+        whole = jnp.floor(work.new / room)
+        rest = work.new - whole * room
+        reread = room * whole * (0.5 * (whole - 1.0)) + whole * rest
+
+        def with_piece(new):
+            part = new / work.new
+            piece = dataclasses.replace(
+                jax.tree.map(lambda x: x * part, work), prompts=1.0, sequences=1.0
+            )
+            read = dataclasses.replace(piece, kv_read=piece.kv_read + part * reread)
+            return instance.times.stage_time(batch + read)
+
+        last = jnp.where(rest > 0.0, with_piece(jnp.maximum(rest, 1.0)), 0.0)
+        by_itself = whole * with_piece(room) + last
+        many = jnp.maximum(work.new / room, 1.0)
+        full = alone * many + added * work.new / pieces.tokens
+        extra = by_itself - alone * (whole + jnp.where(rest > 0.0, 1.0, 0.0))
+        # what prompts cost as a queue of their own fills
+        mixed = by_itself + taken * (full - by_itself)
+        return mixed, extra + taken * (added * work.new / pieces.tokens - extra)
+
+    share = lead(bins.in_share)
+    middle, extra = stage(lead(bins.in_mean))
+    low, high = stage(lead(bins.in_low))[0], stage(lead(bins.in_high))[0]
+    mean = jnp.sum(share * middle, axis=0)
+    square = jnp.sum(share * (middle**2 + (high - low) ** 2 / 12.0), axis=0)
+    own = jnp.maximum(mean - alone, 0.05 * mean)
+    scv = jnp.maximum(square / mean**2 - 1.0, 0.0)
+    length = jnp.sum(bins.in_share * bins.in_mean)
+    spread = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var)) / length**2 - 1.0
+    room_for = room / pieces.tokens
+    together = batching(
+        (mean - own) / own, scv * (mean / own) ** 2, room_for, spread, most=MOST_PROMPTS
+    )
+    # prompts are cut to fit
+    together = dataclasses.replace(together, full=jnp.maximum(room_for, 1.0))
+    shape = PrefillShape(
+        low=low,
+        high=high,
+        mean=mean,
+        scv=scv,
+        edges=jnp.concatenate([low[:1], high]),
+        ahead=None,
+        pp=jnp.broadcast_to(instance.pp, mean.shape),
+        batching=together,
+    )
+    prefill = prefill_state(
+        shape,
+        system.replicas,
+        rate,
+        arrival_scv=plan.arrival_scv,
+        dispatch=_rule(system.dispatch),
+        max_replicas=max_replicas,
+    )
+    left = jnp.maximum(1.0 - taken, LEAST_LEFT)
+    typical = jnp.sum(share * extra, axis=0)
+    waited = prefill.wait.mean * prefill.unit + mean
+    square = jnp.sum(share * extra**2, axis=0)
+    whole_batch = jnp.maximum(decode.slots / instance.pp, 1.0)
+    crowded = instance.decode_work(whole_batch, whole_batch * plan.lengths.context)
+    longest = instance.times.stage_time(crowded + pieces.work(pieces.room(whole_batch)))
+    prompts = Interruptions(
+        left=per_instance * typical * waited / left,
+        spread=alone * instance.pp * per_instance * square / left**3,
+        longest=longest * instance.pp,
+    )
+    return AggregatedState(
+        prefill=prefill,
+        decode=decode,
+        alone=alone * instance.pp,
+        prompts=prompts,
+        taken=taken,
+        handover=jnp.zeros_like(alone),
+    )
+
+
+def _pieces(plan: AggregatedPlan) -> Pieces:
+    """Prompts on average; what pieces of long ones read again is counted."""
+    system, bins = plan.system, plan.bins
+    share = bins.in_share
+    work = system.instance.prefill_work(bins.in_mean, system.prefix_hit)
+    square = bins.in_mean**2 + bins.in_var
+    tokens = jnp.sum(share * work.new)
+    pairs = jnp.sum(share * work.attended * square / bins.in_mean**2)
+    budget = jnp.asarray(system.token_budget)
+    chunks = jnp.maximum(bins.in_mean[:, None] / jnp.reshape(budget, (1, -1)), 1.0)
+    cached = jnp.reshape(work.kv_read * jnp.ones_like(bins.in_mean), (-1, 1))
+    again = chunks * cached + 0.5 * chunks * (chunks - 1.0) * jnp.reshape(budget, (1, -1))
+    read = jnp.reshape(jnp.sum(share[:, None] * again, axis=0), jnp.shape(budget))
+    return Pieces(tokens=tokens, pairs=pairs / tokens, read=read / tokens, budget=budget)
+
+
+@ttft_within.register(AggregatedPlan)
+def _ttft_within(
+    plan: AggregatedPlan, state: AggregatedState, limit: Float[Array, "..."] | float
+) -> Float[Array, "q *c"]:
+    decode, prefill, limit = state.decode, state.prefill, jnp.minimum(limit, NO_LIMIT)
+    running = step_running(state)
+    met = 0.0
+    for part in _NODES:
+        met = met + 0.5 * prefill.within(limit - part * running * state.alone)
+    typical = prefill.mean * prefill.pp + prefill.wait.mean * prefill.unit
+    slack = jnp.maximum(limit - typical - 0.5 * state.alone, 0.0)
+    has_slot = 1.0 - decode.waits * decode.late(slack)
+    return met * jnp.where(decode.full < 1.0, has_slot, 0.0)
+
+
+@tpot_met.register(AggregatedPlan)
+def _tpot_met(
+    plan: AggregatedPlan,
+    state: AggregatedState,
+    limit: Float[Array, "..."] | float,
+    gaps: Float[Array, " n"] | None = None,
+) -> Float[Array, "n *c"]:
+    lengths = plan.lengths if gaps is None else dataclasses.replace(plan.lengths, gaps=gaps)
+    within = jnp.minimum(limit, NO_LIMIT)
+    return interrupted_tpot_within(state.decode, lengths, within, state.prompts)
+
+
+@earliest_ttft.register(AggregatedPlan)
+def _earliest_ttft(plan: AggregatedPlan, state: AggregatedState) -> Float[Array, "*c"]:
+    return state.prefill.low[0] * state.prefill.pp
+
+
+def step_running(state: AggregatedState) -> Float[Array, "*c"]:
+    """Chance that an arrival finds a decode step under way: unless nobody decodes."""
+    return -jnp.expm1(-state.decode.batch / state.prefill.pp)
+
+
+def aggregated_metrics(plan: AggregatedPlan, slo: Slo, state: AggregatedState) -> Metrics:
+    """Attainment and utilisation at the rate of `state`; nothing is handed over."""
+    ttft = ttft_within(plan, state, slo.ttft)
+    tpot = tpot_met(plan, state, slo.tpot)
+    decode, bins = state.decode, plan.bins
+    carried = (state.prefill.load < 1.0) & (decode.full < 1.0)
+    met, e2e = met_together(plan, state, slo, ttft, tpot)
+    attainment = jnp.where(carried, met, 0.0)
+    by_ttft = jnp.tensordot(bins.in_share, ttft, axes=1)
+    by_tpot = jnp.tensordot(bins.out_share, tpot, axes=1)
+    by_limit = jnp.where(carried, attainments(bins, by_ttft, by_tpot, e2e), 0.0)
+    nothing = jnp.zeros_like(attainment)
+    return Metrics(
+        attainment=attainment,
+        excess=excess_of(slo, attainment, by_limit),
+        ttft_attainment=by_ttft,
+        tpot_attainment=by_tpot,
+        prefill_load=state.taken,
+        link_load=nothing,
+        decode_load=decode.full,
+        batch=decode.batch,
+        kv_use=decode.batch * plan.lengths.reserved / plan.system.instance.kv_capacity,
+        slot_waits=decode.waits,
+        prefill_memory=nothing,
+        overflow=nothing,
+        e2e_attainment=e2e,
+    )
+
+
+def largest_aggregated_rate(plan: AggregatedPlan) -> Float[Array, "*c"]:
+    """Rate at which full instances spend all their time, 1/s: prompts and decode steps together."""
+    system, lengths, instance = plan.system, plan.lengths, plan.system.instance
+    one = jnp.ones_like(plan.prefill.mean)
+    room = slots(instance, lengths, system.max_batch, 0.0 * one)
+    step = step_time(instance, lengths, room)
+    if system.token_budget is None:
+        prompt = plan.prefill.busiest
+    else:
+        times = SharedTimes(times=instance.times, pieces=_pieces(plan), rate=0.0)
+        lane = jnp.maximum(room / instance.pp, 1.0)
+        prompt = times.added(instance.decode_work(lane, lane * lengths.context))[1]
+    return system.replicas / (prompt + lengths.mean_steps * step / room)
