@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from fluidserve.specs.deployment import Disaggregated
+from fluidserve.specs.deployment import Deployment, Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DeploymentResult:
 
     Attributes:
       deployment: what is deployed.
-      kind: ``disaggregated``.
+      kind: ``disaggregated``, ``colocated`` or ``chunked``.
       goodput: largest rate that meets the SLO, 1/s; in a closed loop the throughput with all users
         where they meet it, else 0.
       rate: the rate that the numbers below belong to, 1/s; in a closed loop the throughput.
@@ -124,8 +124,8 @@ class DeploymentResult:
       e2e: end-to-end latency at that rate; None unless the SLO limits it.
     """
 
-    deployment: Disaggregated
-    kind: str
+    deployment: Deployment
+    kind: Kind
     goodput: float
     rate: float
     ttft: Latency
@@ -163,13 +163,14 @@ class DeploymentResult:
         deployment = self.deployment
         pools = [
             {"role": role, "replicas": p.replicas, "tp": p.tp, "pp": p.pp, "gpu": p.gpu}
-            for role, p in (("prefill", deployment.prefill), ("decode", deployment.decode))
+            for role, p in deployment.pools.items()
         ]
         row = {
             "label": deployment.label,
             "kind": self.kind,
             "gpus": self.gpus,
             "pools": pools,
+            "token_budget": getattr(deployment, "token_budget", None),
             "goodput": self.goodput,
             "goodput_per_gpu": self.goodput_per_gpu,
             "after_one_failure": self.after_one_failure,
@@ -210,6 +211,8 @@ class PlanResult:
       rejected: instance shapes left out, by reason.
       concurrency: users of a closed loop; None in an open one.
       fewest: whether rows are ranked by fewest GPUs.
+      best_of_kind: the best deployment of each kind that answers the question.
+      failed_kinds: why the others do not.
     """
 
     deployments: list[DeploymentResult]
@@ -220,6 +223,8 @@ class PlanResult:
     rejected: dict[str, int]
     concurrency: int | None = None
     fewest: bool = False
+    best_of_kind: dict[Kind, DeploymentResult] = dataclasses.field(default_factory=dict)
+    failed_kinds: dict[Kind, str] = dataclasses.field(default_factory=dict)
 
 
 def finite_json(value: Any) -> Any:

@@ -21,6 +21,7 @@ class Binding(enum.IntEnum):
     USERS = 9
     E2E = 10
     E2E_UNREACHABLE = 11
+    CAPACITY = 12
 
     @property
     def label(self) -> str:
@@ -49,6 +50,7 @@ ADVICE = {
     "a larger decode tp; where TTFT is a large part of it, also prefill instances.",
     Binding.E2E_UNREACHABLE: "even an idle system misses the end-to-end limit for too many "
     "requests: use a larger decode tp, a faster GPU, or relax the limit.",
+    Binding.CAPACITY: "the instances are saturated by prompts and decode together: add some.",
 }
 
 
@@ -72,6 +74,7 @@ class Doubt(enum.IntFlag):
     OTHER_PREFILL = enum.auto()
     DECODE_BACKLOG = enum.auto()
     FULL_LINK = enum.auto()
+    SCREENED = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -92,6 +95,7 @@ DOUBT_TEXT = {
     Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
     Doubt.FULL_LINK: "users wait for the KV link, which is busy nearly all the time",
     Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
+    Doubt.SCREENED: "closed formulas of aggregated serving, several per cent off as a rule",
     Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
 

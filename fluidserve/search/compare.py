@@ -10,8 +10,10 @@ import numpy as np
 from fluidserve.errors import NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, PlanResult
-from fluidserve.search.grid import same_program
-from fluidserve.search.plan import answer, grid_of, least_goodput, rank, with_ties
+from fluidserve.search.aggregated import TOKEN_BUDGETS
+from fluidserve.search.grid import Grid, same_program
+from fluidserve.search.plan import answer_kinds, grids_of, least_goodput, rank, with_ties
+from fluidserve.specs.deployment import Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ def compare(
     rate: float | None = None,
     fewest: bool = False,
     top: int = 10,
+    kinds: Sequence[Kind] | None = None,
+    token_budgets: tuple[int, ...] = TOKEN_BUDGETS,
 ) -> Comparison:
     """Plans each of several problems that differ in their accelerator.
 
@@ -60,14 +64,19 @@ def compare(
       InputError: as in a plan.
       NoFeasibleDeployment: none of them answers the question.
     """
-    grids = same_program([grid_of(problem, budget) for problem in problems])
+    grids = [grids_of(problem, budget, kinds, token_budgets) for problem in problems]
+    if all("disaggregated" in found for found in grids):
+        pairs = same_program(
+            [g for g in (f["disaggregated"] for f in grids) if isinstance(g, Grid)]
+        )
+        grids = [f | {"disaggregated": g} for f, g in zip(grids, pairs, strict=True)]
     plans: dict[str, PlanResult] = {}
     failures: dict[str, NoFeasibleDeployment] = {}
     seconds: dict[str, float] = {}
     for problem, grid in zip(problems, grids, strict=True):
         began = time.perf_counter()
         try:
-            plans[problem.gpu.name] = answer(
+            plans[problem.gpu.name] = answer_kinds(
                 problem, grid, budget=budget, rate=rate, fewest=fewest, top=top
             )
         except NoFeasibleDeployment as error:

@@ -81,8 +81,18 @@ class Grid:
 
     def stacked(self) -> Instance:
         """The shapes as one struct of arrays of length `MAX_SHAPES`."""
-        padded = self.shapes + [self.shapes[-1]] * (MAX_SHAPES - len(self.shapes))
-        return jax.tree.map(lambda *x: np.asarray(x, float), *[s.instance for s in padded])
+        return stack_shapes(self.shapes, MAX_SHAPES)
+
+    @property
+    def alike(self) -> np.ndarray:
+        """A number that candidates share whose idle latencies are the same."""
+        return self.prefill * len(self.shapes) + self.decode
+
+
+def stack_shapes(shapes: list[Shape], room: int) -> Instance:
+    """Instances of some shapes as one struct of arrays of length `room`, the last one repeated."""
+    padded = shapes + [shapes[-1]] * (room - len(shapes))
+    return jax.tree.map(lambda *x: np.asarray(x, float), *[s.instance for s in padded])
 
 
 def powers_of_two(limit: int) -> list[int]:

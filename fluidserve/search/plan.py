@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
+from fluidserve.search.aggregated import TOKEN_BUDGETS, AggregatedGrid, aggregated_grid
 from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
 from fluidserve.search.score import (
     Question,
@@ -19,10 +21,12 @@ from fluidserve.search.score import (
     question_of,
     score_grid,
 )
-from fluidserve.specs.deployment import Disaggregated
+from fluidserve.specs.deployment import Deployment, Disaggregated, Kind
 from fluidserve.specs.slo import Slo, joint_limits, limits_of
 from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
 from fluidserve.units import format_time
+
+Candidates = Grid | AggregatedGrid
 
 TIE = 0.01
 """Goodputs this close, as a share of the larger, cannot be told apart by the formulas."""
@@ -38,47 +42,83 @@ def plan(
     rate: float | None = None,
     fewest: bool = False,
     top: int = 10,
+    kinds: Sequence[Kind] | None = None,
+    token_budgets: tuple[int, ...] = TOKEN_BUDGETS,
 ) -> PlanResult:
     """Ranks every deployment of at most `budget` GPUs.
 
     Args:
       problem: model, accelerator, traffic, promise, engine.
-      budget: most GPUs over both pools.
+      budget: most GPUs of a deployment.
       rate: arrival rate to be served, 1/s. Given, deployments that reach it are ranked by fewest
         GPUs, then by goodput. Otherwise all are ranked by goodput; among those within `TIE` of
         each other, fewer GPUs come first.
       fewest: rank deployments that meet the SLO by fewest GPUs also without a rate, as for a
         closed loop whose users are given.
       top: deployments to return.
+      kinds: of deployments to compare; by default all that there are formulas for, `kinds_of`.
+      token_budgets: of chunked prefill, tokens.
 
     In a closed loop (`Workload.concurrency`) goodput is the throughput with all users where the SLO
     is met, and a deployment that misses it has none.
 
     Raises:
-      InputError: a budget below two GPUs, or a rate in a closed loop.
+      InputError: a budget that no kind can use, a rate in a closed loop, or a kind that there are
+        no formulas for.
       NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
     """
     began = time.perf_counter()
-    result = answer(
-        problem, grid_of(problem, budget), budget=budget, rate=rate, fewest=fewest, top=top
-    )
+    grids = grids_of(problem, budget, kinds, token_budgets)
+    result = answer_kinds(problem, grids, budget=budget, rate=rate, fewest=fewest, top=top)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
-def grid_of(problem: Problem, budget: int) -> Grid:
-    """The candidates of a budget.
+def kinds_of(problem: Problem) -> tuple[Kind, ...]:
+    """The kinds of deployments that a question can be asked of.
+
+    A closed loop, and the first requests into an empty system, have formulas for disaggregated
+    deployments only.
+    """
+    if problem.workload.concurrency is not None or problem.horizon is not None:
+        return ("disaggregated",)
+    return ("disaggregated", "colocated", "chunked")
+
+
+def grids_of(
+    problem: Problem,
+    budget: int,
+    kinds: Sequence[Kind] | None = None,
+    token_budgets: tuple[int, ...] = TOKEN_BUDGETS,
+) -> dict[Kind, Candidates]:
+    """The candidates of a budget, by kind.
 
     Raises:
-      InputError: a budget below two GPUs, or one with too many candidates.
+      InputError: a budget that no kind can use, one with too many candidates, or a kind that there
+        are no formulas for.
     """
-    if budget < 2:
-        raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
-    return disaggregated_grid(problem, budget)
+    allowed = kinds_of(problem)
+    for kind in kinds or ():
+        if kind not in allowed:
+            raise InputError(
+                f"kind = {kind}: a closed loop and a horizon have formulas for disaggregated "
+                "deployments only"
+            )
+    asked = list(kinds or allowed)
+    if budget < 2 and "disaggregated" in asked:
+        if len(asked) == 1:
+            raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
+        asked.remove("disaggregated")
+    return {
+        kind: disaggregated_grid(problem, budget)
+        if kind == "disaggregated"
+        else aggregated_grid(problem, kind, budget, token_budgets=token_budgets)
+        for kind in asked
+    }
 
 
-def answer(
+def answer_kinds(
     problem: Problem,
-    grid: Grid,
+    grids: dict[Kind, Candidates],
     *,
     budget: int,
     rate: float | None,
@@ -86,6 +126,60 @@ def answer(
     top: int,
 ) -> PlanResult:
     """`plan` for candidates that are there already."""
+    found: dict[Kind, PlanResult] = {}
+    failures: dict[Kind, NoFeasibleDeployment] = {}
+    for kind, grid in grids.items():
+        try:
+            found[kind] = answer(problem, grid, budget=budget, rate=rate, fewest=fewest, top=top)
+        except NoFeasibleDeployment as error:
+            failures[kind] = error
+    if not found:
+        raise _no_kind(failures)
+    least = least_goodput(rate, fewest=fewest)
+    rows = [row for result in found.values() for row in result.deployments]
+    order = rank(np.array([r.goodput for r in rows]), np.array([r.gpus for r in rows]), least)
+    first = next(iter(found.values()))
+    rejected = Counter()
+    for result in found.values():
+        rejected |= Counter(result.rejected)
+    return dataclasses.replace(
+        first,
+        deployments=with_ties([rows[i] for i in order[:top]], least),
+        candidates=sum(result.candidates for result in found.values())
+        + sum(error.candidates for error in failures.values()),
+        seconds=sum(result.seconds for result in found.values()),
+        rejected=dict(rejected),
+        best_of_kind={kind: result.deployments[0] for kind, result in found.items()},
+        failed_kinds={kind: str(error) for kind, error in failures.items()},
+    )
+
+
+def _no_kind(failures: dict[Kind, NoFeasibleDeployment]) -> NoFeasibleDeployment:
+    """The failures of all kinds as one."""
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    reasons: Counter[str] = Counter()
+    for kind, error in failures.items():
+        reasons.update({f"{kind}: {reason}": n for reason, n in error.reasons.items()})
+    nearest = [f"{kind}: {error.nearest}" for kind, error in failures.items() if error.nearest]
+    return NoFeasibleDeployment(
+        str(next(iter(failures.values()))),
+        reasons=dict(reasons),
+        nearest="; ".join(nearest),
+        candidates=sum(error.candidates for error in failures.values()),
+    )
+
+
+def answer(
+    problem: Problem,
+    grid: Candidates,
+    *,
+    budget: int,
+    rate: float | None,
+    fewest: bool = False,
+    top: int,
+) -> PlanResult:
+    """`plan` for candidates of one kind."""
     _check_rate(problem, rate)
     began = time.perf_counter()
     if not len(grid):
@@ -111,7 +205,7 @@ def answer(
     )
 
 
-def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> DeploymentResult:
+def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> DeploymentResult:
     """One deployment by the formulas, at a rate or at its goodput, or with the users of a workload.
 
     Raises:
@@ -119,7 +213,7 @@ def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> 
       NoFeasibleDeployment: its instances do not fit, or no rate is given and none meets the SLO.
     """
     _check_rate(problem, rate)
-    grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
+    grid = grid_of(problem, deployment)
     if not len(grid):
         raise _nothing_fits(problem, grid, deployment.gpus)
     question = question_of(problem)
@@ -130,6 +224,22 @@ def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> 
         raise _nothing_serves(problem, grid, question, scores, None)
     at = float(scores.goodput[0]) if rate is None else rate
     return _results(problem, grid, question, scores, np.array([0]), np.array([at]))[0]
+
+
+def grid_of(problem: Problem, deployment: Deployment) -> Candidates:
+    """The grid of one deployment; empty where it does not fit.
+
+    Raises:
+      InputError: a kind that there are no formulas for.
+    """
+    if isinstance(deployment, Disaggregated):
+        return disaggregated_grid(problem, deployment.gpus, only=deployment)
+    if deployment.kind not in kinds_of(problem):
+        raise InputError(
+            f"deployment = {deployment.label}: a closed loop and a horizon have formulas for "
+            "disaggregated deployments only"
+        )
+    return aggregated_grid(problem, deployment.kind, deployment.gpus, only=deployment)
 
 
 def _check_rate(problem: Problem, rate: float | None) -> None:
@@ -177,7 +287,7 @@ def _ties(first: DeploymentResult, other: DeploymentResult, least: float | None)
 
 def _results(
     problem: Problem,
-    grid: Grid,
+    grid: Candidates,
     question: Question,
     scores: Scores,
     rows: np.ndarray,
@@ -194,7 +304,7 @@ def _results(
 
 def _result(
     problem: Problem,
-    grid: Grid,
+    grid: Candidates,
     scores: Scores,
     described: Scores,
     at: tuple[int, int],
@@ -219,7 +329,7 @@ def _result(
         doubts |= Doubt.UNSTABLE
     return DeploymentResult(
         deployment=grid.deployment(row),
-        kind="disaggregated",
+        kind=grid.deployment(row).kind,
         goodput=float(scores.goodput[row]),
         rate=rate,
         ttft=latency("ttft"),
@@ -241,25 +351,27 @@ def _result(
     )
 
 
-def _nothing_fits(problem: Problem, grid: Grid, budget: int) -> NoFeasibleDeployment:
+def _nothing_fits(problem: Problem, grid: Candidates, budget: int) -> NoFeasibleDeployment:
     """Why no instance fits, and how many GPUs would do."""
-    fit = smallest_fit(problem)
+    fit, twice = smallest_fit(problem), isinstance(grid, Grid)
     name, gpu = problem.model.name, problem.gpu.name
     if fit is None:
         nearest = f"{name} does not fit on {gpu} at any tp and pp tried"
     else:
-        nearest = (
-            f"an instance of {name} needs {fit.gpus} {gpu} (tp{fit.tp} pp{fit.pp}), a prefill and "
-            f"a decode instance {2 * fit.gpus} GPUs; the budget is {budget}"
-        )
+        nearest = f"an instance of {name} needs {fit.gpus} {gpu} (tp{fit.tp} pp{fit.pp})"
+        if twice:
+            nearest += f", a prefill and a decode instance {2 * fit.gpus} GPUs"
+        nearest += f"; the budget is {budget}"
     reasons = dict(grid.rejected) or {"an instance takes more GPUs than the budget leaves": 1}
     return NoFeasibleDeployment(
-        f"{name} does not fit twice into {budget} {gpu}", reasons=reasons, nearest=nearest
+        f"{name} does not fit {'twice ' * twice}into {budget} {gpu}",
+        reasons=reasons,
+        nearest=nearest,
     )
 
 
 def _nothing_serves(
-    problem: Problem, grid: Grid, question: Question, scores: Scores, rate: float | None
+    problem: Problem, grid: Candidates, question: Question, scores: Scores, rate: float | None
 ) -> NoFeasibleDeployment:
     """Why no candidate meets the SLO or reaches the rate, and what comes closest."""
     if scores.throughput is not None:
@@ -294,7 +406,7 @@ def _nothing_serves(
 
 
 def _too_many_users(
-    problem: Problem, grid: Grid, question: Question, scores: Scores
+    problem: Problem, grid: Candidates, question: Question, scores: Scores
 ) -> NoFeasibleDeployment:
     """Which limit the candidates miss with all users, and which comes closest."""
     excess = np.round(scores.metrics.excess, 3)
@@ -314,13 +426,12 @@ def _too_many_users(
     )
 
 
-def _closest_idle(problem: Problem, grid: Grid) -> tuple[int, str]:
+def _closest_idle(problem: Problem, grid: Candidates) -> tuple[int, str]:
     """The candidate whose latencies, without traffic, come closest to the limits; with them.
 
     Idle latencies depend on the shapes alone, so one candidate stands for each pair of shapes.
     """
-    pairs = grid.prefill * len(grid.shapes) + grid.decode
-    _, rows = np.unique(pairs, return_index=True)
+    _, rows = np.unique(grid.alike, return_index=True)
     idle = np.full(len(rows), _VANISHING / float(problem.bins.longest))
     found = describe_rows(grid, question_of(problem), rows, idle).latencies
     times = _at_limits(problem, found)

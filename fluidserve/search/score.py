@@ -7,6 +7,7 @@ candidates in full (`describe_rows`): latencies cost a search of their own, whic
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -301,40 +302,61 @@ def score(
     """
     prefill, lengths = shared_parts(question, shapes)
 
-    @jax.jit  # traced once for the shapes and for the loop
-    def one_chunk(start):
-        here = jax.tree.map(lambda x: lax.dynamic_slice(x, (start,), (CHUNK,)), picks)
+    def one_chunk(here):
         plan = candidates(question, shapes, prefill, lengths, here)
         asked = here.rate if question.users is None else question.users
         evaluate = score_plan if question.users is None else score_users
         return evaluate(plan, question.slo, asked, quantile_steps, max_replicas=max_replicas)
 
-    room = picks.prefill.shape
-    parts = jax.eval_shape(one_chunk, jnp.zeros((), jnp.int32))
+    return in_chunks(one_chunk, picks, count, CHUNK)
+
+
+def in_chunks(one_chunk: Callable[[Any], Any], picks: Any, count: Leaf, size: int) -> Any:
+    """Applies a function to `size` candidates at a time, in one compiled loop.
+
+    Args:
+      one_chunk: takes picks of `size` candidates.
+      picks: arrays of a multiple of `size`.
+      count: candidates; what chunks behind them would give is zero.
+      size: candidates of a chunk.
+
+    Returns:
+      what `one_chunk` does, its last axis as long as the picks.
+    """
+
+    @jax.jit  # traced once for the shapes and for the loop
+    def at(start):
+        return one_chunk(jax.tree.map(lambda x: lax.dynamic_slice(x, (start,), (size,)), picks))
+
+    room = jax.tree.leaves(picks)[0].shape
+    parts = jax.eval_shape(at, jnp.zeros((), jnp.int32))
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape[:-1] + room, x.dtype), parts)
 
-    def body(i, scores):
-        start = jnp.asarray(i * CHUNK, jnp.int32)
+    def body(i, whole):
+        start = jnp.asarray(i * size, jnp.int32)
         return jax.tree.map(
-            lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, axis=-1),
-            scores,
-            one_chunk(start),
+            lambda into, part: lax.dynamic_update_slice_in_dim(into, part, start, axis=-1),
+            whole,
+            at(start),
         )
 
-    return lax.fori_loop(0, (count + CHUNK - 1) // CHUNK, body, empty)
+    return lax.fori_loop(0, (count + size - 1) // size, body, empty)
 
 
+@functools.singledispatch
 def score_grid(grid: Grid, question: Question) -> Scores:
     """Scores a grid in one call; NumPy arrays of its length."""
     everything = np.arange(len(grid))
     return _call(grid, question, everything, np.zeros(len(grid)), quantile_steps=0)
 
 
+@functools.singledispatch
 def describe_rows(grid: Grid, question: Question, rows: np.ndarray, rates: np.ndarray) -> Scores:
     """Scores the candidates `rows` of a grid, with their latencies at `rates`, 1/s."""
     return _call(grid, question, rows, rates, quantile_steps=STEPS)
 
 
+@functools.singledispatch
 def after_one_failure(grid: Grid, question: Question, rows: np.ndarray) -> np.ndarray:
     """Goodput of the candidates `rows` with one instance less, of the pool that hurts more, 1/s.
 

@@ -1,0 +1,72 @@
+"""What limits an aggregated deployment, and where its formulas are known to fail."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fluidserve.deploy.aggregated import AggregatedPlan
+from fluidserve.deploy.binding import missed_metric, of_metric
+from fluidserve.deploy.confidence import NUDGE, doubt_bits
+from fluidserve.deploy.disaggregated import Metrics
+from fluidserve.specs.slo import Slo
+from fluidserve.stages.decode import slots
+from fluidserve.status import Binding, Doubt
+
+
+def aggregated_binding(
+    goodput: Float[Array, "*c"],
+    metrics: Metrics,
+    upper: Float[Array, "*c"],
+    plan: AggregatedPlan,
+    slo: Slo,
+) -> Int[Array, "*c"]:
+    """What keeps goodput from being higher, as a `Binding`.
+
+    At 99.5% of the rate that saturates the instances, they do. Slots bind where more than half of
+    the misses of TTFT wait for one.
+
+    Args:
+      goodput: the goodput, 1/s; 0 when the SLO cannot be met.
+      metrics: the deployment at that rate, or at a vanishing rate.
+      upper: rate that saturates it, 1/s.
+      plan: the deployment.
+      slo: the promise.
+    """
+    metric = missed_metric(plan, slo, metrics)
+    waiting = metrics.slot_waits > 0.5 * (1.0 - metrics.ttft_attainment)
+    by_ttft = jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TTFT)
+    found = of_metric(metric, by_ttft, Binding.TPOT, Binding.E2E)
+    found = jnp.where(goodput > 0.995 * upper, Binding.CAPACITY, found)
+    unreachable = of_metric(
+        metric, Binding.TTFT_UNREACHABLE, Binding.TPOT_UNREACHABLE, Binding.E2E_UNREACHABLE
+    )
+    return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)
+
+
+def aggregated_doubts(
+    plan: AggregatedPlan, slo: Slo, metrics: Metrics, slower: Array, tighter: Array
+) -> Int[Array, "*c"]:
+    """Bits of `Doubt` about a deployment at its goodput; as `fluidserve.deploy.confidence`.
+
+    Args:
+      plan: the deployment.
+      slo: the promise.
+      metrics: the deployment at its goodput.
+      slower: `Metrics.excess` at ``1 - NUDGE`` of that rate.
+      tighter: the same at that rate under limits of ``1 - NUDGE`` of the promise.
+    """
+    system, bins = plan.system, plan.bins
+    share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
+    never = jnp.sum(share * (plan.prefill.high * plan.prefill.pp > slo.ttft), axis=0)
+    held = slots(system.instance, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
+    gained = jnp.maximum(slower - metrics.excess, 1e-6)
+    leverage = jnp.maximum(metrics.excess - tighter, 0.0) / gained
+    raised = {
+        Doubt.SCREENED: jnp.ones_like(metrics.batch, bool),
+        Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
+        Doubt.LENGTH_TAIL: never > 0.06,
+        Doubt.FEW_SLOTS: held < 10.0,
+        Doubt.LATENCY_LEVERAGE: leverage > 4.0,
+        Doubt.FLAT_CURVE: gained < 0.25 * NUDGE * metrics.attainment,
+        Doubt.TIGHT_TTFT: slo.ttft < 1.5 * plan.prefill.mean * plan.prefill.pp,
+    }
+    return doubt_bits(raised, jnp.shape(metrics.batch))
