@@ -36,8 +36,6 @@ from fluidserve.deploy.disaggregated import (
 )
 from fluidserve.deploy.promise import attainments, excess_of
 from fluidserve.queueing.batch import batching
-from fluidserve.queueing.mgn import MAX_SERVERS
-from fluidserve.specs.deployment import Dispatch
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import (
@@ -57,6 +55,7 @@ from fluidserve.stages.interrupted import (
     interrupted_tpot_within,
 )
 from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
+from fluidserve.stages.split import scv_at_one
 from fluidserve.timing.instance import AggregatedSystem
 
 MOST_PROMPTS = 1024
@@ -127,30 +126,39 @@ class AggregatedState:
     handover: Leaf
 
 
-def aggregated_at(
-    plan: AggregatedPlan, rate: Float[Array, "*c"], *, max_replicas: int = MAX_SERVERS
-) -> AggregatedState:
+def aggregated_at(plan: AggregatedPlan, rate: Float[Array, "*c"]) -> AggregatedState:
     """The deployment at an arrival rate, 1/s."""
     if plan.system.token_budget is None:
-        return _prompts_first(plan, rate, max_replicas)
-    return _in_pieces(plan, rate, max_replicas)
+        return _prompts_first(plan, rate)
+    return _in_pieces(plan, rate)
 
 
-def _rule(dispatch: Dispatch) -> Dispatch:
-    """Instances have a queue each, and the least loaded takes the next request."""
-    return "jsq" if dispatch == "shared" else dispatch
+def _queue(
+    plan: AggregatedPlan, shape: PrefillShape, per_instance: Float[Array, "*c"]
+) -> tuple[PrefillState, Array]:
+    """The queue of one instance for prefill, and the variability of the arrivals there.
 
-
-def _prompts_first(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState:
-    system, shape = plan.system, plan.prefill
-    prefill = prefill_state(
-        shape,
-        system.replicas,
-        rate,
-        arrival_scv=plan.arrival_scv,
-        dispatch=_rule(system.dispatch),
-        max_replicas=max_replicas,
+    Rules that look at the instances see mostly requests that decode: an instance that took a prompt
+    is one of the fuller ones for a while, whatever waits there, so that arrivals are about half as
+    regular as in turn.
+    """
+    system, rule = plan.system, plan.system.dispatch
+    scv = jnp.asarray(plan.arrival_scv)
+    if rule in ("random", "round-robin"):
+        scv = scv_at_one(rule, scv, system.replicas)
+    else:
+        scv = 0.5 * (scv + scv_at_one("round-robin", scv, system.replicas))
+    one = jnp.ones_like(per_instance)
+    found = prefill_state(
+        shape, one, per_instance, arrival_scv=scv, dispatch="random", max_replicas=1
     )
+    return found, scv
+
+
+def _prompts_first(plan: AggregatedPlan, rate) -> AggregatedState:
+    system, shape = plan.system, plan.prefill
+    per_instance = rate / system.replicas
+    prefill, arrivals = _queue(plan, shape, per_instance)
     taken = prefill.load
     paused = dataclasses.replace(
         system.instance, times=PausedTimes(times=system.instance.times, load=taken)
@@ -163,15 +171,13 @@ def _prompts_first(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedS
         max_batch=system.max_batch,
         transfer=shape.mean * shape.pp,
         arrival_scv=plan.arrival_scv,
-        dispatch=_rule(system.dispatch),
+        dispatch=system.dispatch,
     )
     left = jnp.maximum(1.0 - taken, LEAST_LEFT)
-    per_instance = rate / system.replicas
-    square = shape.mean**2 * (1.0 + shape.scv)
+    square = shape.mean**2 * (arrivals + shape.scv)
     alone = decode.step * left
-    waited = prefill.wait.mean * prefill.unit + shape.mean
     prompts = Interruptions(
-        left=taken * waited / left,
+        left=taken * shape.mean * shape.pp / left - (decode.step - alone),
         spread=alone * per_instance * square / left**3,
         longest=jnp.full_like(alone, jnp.inf),
     )
@@ -185,7 +191,7 @@ def _prompts_first(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedS
     )
 
 
-def _in_pieces(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState:
+def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
     system, instance, bins = plan.system, plan.system.instance, plan.bins
     per_instance = rate / system.replicas
     pieces = _pieces(plan)
@@ -199,7 +205,7 @@ def _in_pieces(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState
         max_batch=system.max_batch,
         transfer=times.added(nothing)[1] * instance.pp,
         arrival_scv=plan.arrival_scv,
-        dispatch=_rule(system.dispatch),
+        dispatch=system.dispatch,
     )
     lane = decode.batch / instance.pp
     batch = instance.decode_work(lane, lane * plan.lengths.context)
@@ -247,8 +253,14 @@ def _in_pieces(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState
     together = batching(
         (mean - own) / own, scv * (mean / own) ** 2, room_for, spread, most=MOST_PROMPTS
     )
-    # prompts are cut to fit
-    together = dataclasses.replace(together, full=jnp.maximum(room_for, 1.0))
+    # prompts are cut to fit: the first that does not takes part with a piece, half on average
+    fit = jnp.concatenate([jnp.ones_like(together.fit[:1]), together.fit])
+    together = dataclasses.replace(
+        together,
+        fit=0.5 * (fit[1:] + fit[:-1]),
+        full=jnp.maximum(room_for, 1.0),
+        company=jnp.minimum(room_for, 1.0),
+    )
     shape = PrefillShape(
         low=low,
         high=high,
@@ -259,23 +271,16 @@ def _in_pieces(plan: AggregatedPlan, rate, max_replicas: int) -> AggregatedState
         pp=jnp.broadcast_to(instance.pp, mean.shape),
         batching=together,
     )
-    prefill = prefill_state(
-        shape,
-        system.replicas,
-        rate,
-        arrival_scv=plan.arrival_scv,
-        dispatch=_rule(system.dispatch),
-        max_replicas=max_replicas,
-    )
+    prefill, arrivals = _queue(plan, shape, per_instance)
     left = jnp.maximum(1.0 - taken, LEAST_LEFT)
     typical = jnp.sum(share * extra, axis=0)
-    waited = prefill.wait.mean * prefill.unit + mean
-    square = jnp.sum(share * extra**2, axis=0)
+    square = jnp.sum(share * extra**2, axis=0) - (1.0 - arrivals) * typical**2
     whole_batch = jnp.maximum(decode.slots / instance.pp, 1.0)
     crowded = instance.decode_work(whole_batch, whole_batch * plan.lengths.context)
     longest = instance.times.stage_time(crowded + pieces.work(pieces.room(whole_batch)))
+    iteration = jnp.minimum(mean, alone + added * room / pieces.tokens) * instance.pp
     prompts = Interruptions(
-        left=per_instance * typical * waited / left,
+        left=per_instance * typical * iteration - (decode.step - alone * instance.pp),
         spread=alone * instance.pp * per_instance * square / left**3,
         longest=longest * instance.pp,
     )

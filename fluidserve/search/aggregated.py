@@ -5,7 +5,6 @@ as well. Prompts first and prompts in pieces are two programs, since their formu
 """
 
 import dataclasses
-import functools
 from collections import Counter
 
 import jax
@@ -37,7 +36,6 @@ from fluidserve.search.score import (
     as_arrays,
     describe_rows,
     in_chunks,
-    room_for,
     score_grid,
 )
 from fluidserve.specs.deployment import Chunked, Colocated, Kind, KvPolicy, Pool
@@ -186,7 +184,7 @@ def aggregated_candidates(
     return dataclasses.replace(plan, dispersion=question.dispersion)
 
 
-@functools.partial(jax.jit, static_argnames=("max_replicas",))
+@jax.jit
 def score_aggregated(
     question: Question,
     shapes: Instance,
@@ -194,8 +192,6 @@ def score_aggregated(
     prefill_tokens: Leaf,
     count: Leaf,
     quantile_steps: Leaf,
-    *,
-    max_replicas: int,
 ) -> Scores:
     """Scores the first `count` candidates; the rest of the arrays is room.
 
@@ -206,23 +202,22 @@ def score_aggregated(
       prefill_tokens: most prompt tokens of one iteration where prompts go first.
       count: candidates.
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
-      max_replicas: largest instance count the compiled program holds.
     """
 
     def one_chunk(here: AggregatedPicks) -> Scores:
         plan = aggregated_candidates(question, shapes, here, prefill_tokens)
-        return _score_plan(plan, question, here.rate, quantile_steps, max_replicas)
+        return _score_plan(plan, question, here.rate, quantile_steps)
 
     return in_chunks(one_chunk, picks, count, CHUNK)
 
 
 def _score_plan(
-    plan: AggregatedPlan, question: Question, rate: Array, quantile_steps: Leaf, max_replicas: int
+    plan: AggregatedPlan, question: Question, rate: Array, quantile_steps: Leaf
 ) -> Scores:
     slo = question.slo
 
     def at(rate, on_limits):
-        state = aggregated_at(plan, rate, max_replicas=max_replicas)
+        state = aggregated_at(plan, rate)
         return aggregated_metrics(plan, scaled(slo, on_limits), state), state
 
     def excess(result):
@@ -283,7 +278,7 @@ def _call(
     quantile_steps: int,
     of: AggregatedGrid | None = None,
 ) -> Scores:
-    """Runs the compiled program on some rows, with the instance bound of the grid `of`."""
+    """Runs the compiled program on some rows, the one of the grid `of` where given."""
     whole, room, count = of or grid, _SMALLEST_ROOM, len(rows)
     while room < len(whole):
         room *= 4
@@ -311,6 +306,5 @@ def _call(
     )
     stacked = stack_shapes(grid.shapes, MAX_SHAPES)
     arrays = as_arrays((question, stacked, picks, float(grid.prefill_tokens)))
-    bound = room_for(int(whole.replicas.max()))
-    found = score_aggregated(*arrays, count, quantile_steps, max_replicas=bound)
+    found = score_aggregated(*arrays, count, quantile_steps)
     return jax.tree.map(lambda x: np.asarray(x)[..., :count], found)

@@ -96,11 +96,21 @@ class SharedTimes(AbstractTimeModel):
         return alone / jnp.maximum(1.0 - self.rate * added, LEAST_LEFT)
 
     def added(self, work: Work) -> tuple[Number, Number]:
-        """Time of an iteration without prompts, and what a prompt adds in full iterations, s."""
+        """Time of an iteration without prompts, and what a prompt adds to the others, s.
+
+        By itself a prompt hides in what the memory takes anyway; the busier prompts keep the
+        instance, the more of them fill an iteration together.
+        """
         alone = self.times.stage_time(work)
-        room = self.pieces.room(work.new)
-        full = self.times.stage_time(work + self.pieces.work(room))
-        return alone, (full - alone) * self.pieces.tokens / room
+        room, tokens = self.pieces.room(work.new), self.pieces.tokens
+        share = jnp.minimum(tokens, room)
+
+        def extra(new):
+            return (self.times.stage_time(work + self.pieces.work(new)) - alone) * tokens / new
+
+        by_itself, full = extra(share), extra(room)
+        crowd = jnp.clip(self.rate * (full - by_itself), 0.0, 0.5)
+        return alone, jnp.minimum(by_itself / (1.0 - crowd), jnp.maximum(full, by_itself))
 
 
 @pytree
@@ -108,7 +118,7 @@ class Interruptions:
     """What prompts do to the tokens of others; leaves have the shape of the candidates.
 
     Attributes:
-      left: mean delay of the second token by prompts left waiting, s.
+      left: mean time that prompts left waiting delay the second token beyond an average step, s.
       spread: variance that prompts add to the time of a step, for independent steps, s**2.
       longest: longest iteration, s; ``inf`` where prompts of any length can come between.
     """
