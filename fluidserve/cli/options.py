@@ -49,6 +49,8 @@ QUESTION = _options(
         "gpu_spec": ("NUMBERS", "A GPU without an entry, such as 'peak=989T, bandwidth=3.35TB/s, "
                      "memory=80GB, link=450GB/s'."),
         "gpus": ("N", "Budget: the most goodput within N GPUs."),
+        "kind": ("KIND", "Compare all kinds (default), or only disaggregated, colocated or "
+                 "chunked deployments."),
         "rate": ("R", "Requests/s to serve: the fewest GPUs that do."),
         "rate_of": ("mean|peak-60s|peak-10s", "The same for a rate of the traffic itself."),
         "concurrency": ("N", "Users of a closed loop, each with one request at a time; without "
@@ -102,6 +104,10 @@ ENGINE = _options(
                           "--prefill-tokens)."),
         "dispatch": ("RULE", "How pools spread requests: shared (default), jsq, round-robin or "
                      "random."),
+        "token_budgets": ("N,N", "Token budgets of chunked prefill to compare (default "
+                          "256,512,...,8192)."),
+        "kv_policy": ("reserve|preempt", "KV that a request needs to be admitted where one "
+                      "instance does both phases: all of it (default), or its prompt's."),
     },
 )  # fmt: skip
 FIT = {name: QUESTION[name] for name in ("model", "gpu_spec", "config")} | _options(
@@ -120,7 +126,7 @@ MEMORY = {
 SIMULATION = _options(
     "Simulation",
     {
-        "deployment": ("LABEL", "Such as '3P1D tp2/tp4', with pp as in '1P2D tp2pp2/tp4'."),
+        "deployment": ("LABEL", "Such as '3P1D tp2/tp4', '4C tp2pp2' or '4S tp2 b512'."),
         "requests": ("N", "Requests to simulate (default 20000)."),
         "seed": ("N", "Seed of lengths and arrivals (default 0)."),
     },

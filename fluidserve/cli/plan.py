@@ -14,6 +14,7 @@ from fluidserve.io.load import build_problems, load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
+from fluidserve.report.kinds import kinds_parts
 from fluidserve.report.plots.figure import plot_plan
 from fluidserve.report.sentences import crosscheck_sentences, explain, question_sentence
 from fluidserve.report.tables import crosscheck_table, plan_table, replay_table
@@ -50,7 +51,15 @@ def run(flags: dict[str, Any]) -> None:
         return
     problem = problems[0]
     with nothing_as_json(inputs, problem):
-        result = plan(problem, budget=budget, rate=rate, fewest=inputs.fewest, top=inputs.top)
+        result = plan(
+            problem,
+            budget=budget,
+            rate=rate,
+            fewest=inputs.fewest,
+            top=inputs.top,
+            kinds=inputs.kinds,
+            token_budgets=inputs.token_budgets,
+        )
     if result.seconds > _WORTH_TELLING:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = verified(problem, result, verify_count(inputs))
@@ -132,6 +141,7 @@ def answer_parts(problem: Problem, result: PlanResult) -> list[Any]:
             problem, rate_given=result.rate is not None or result.concurrency is not None
         ),
         plan_table(rows, problem.slo),
+        *kinds_parts(problem, result),
         *explain(problem, result),
     ]
     if any(r.simulated is not None for r in rows):
@@ -151,5 +161,7 @@ def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:
             "candidates": result.candidates,
             "seconds": result.seconds,
             "deployments": [row.to_json() for row in result.deployments],
+            "best_of_kind": {kind: row.to_json() for kind, row in result.best_of_kind.items()},
+            "failed_kinds": result.failed_kinds,
         }
     )

@@ -40,7 +40,7 @@ from fluidserve.report.traffic import (
 from fluidserve.results import DeploymentResult
 from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
-from fluidserve.specs.deployment import Disaggregated, parse_label
+from fluidserve.specs.deployment import Deployment, parse_label
 from fluidserve.verify.crosscheck import crosscheck, replay, with_check
 from fluidserve.verify.served import Served, serve
 
@@ -78,14 +78,14 @@ def run(flags: dict[str, Any]) -> None:
         _print_answer(inputs, problem, row, found)
 
 
-def check_deployment(problem: Problem, deployment: Disaggregated, inputs: Inputs) -> None:
+def check_deployment(problem: Problem, deployment: Deployment, inputs: Inputs) -> None:
     """Refuses a deployment that cannot be built.
 
     Raises:
       InputError: tp or pp that do not divide the model or the node, or more GPUs than the budget.
       NoFeasibleDeployment: the model or a request does not fit into the memory.
     """
-    for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode)):
+    for role, pool in deployment.pools.items():
         instance = problem.instance(pool.tp, pool.pp)
         reason = misfit(problem, instance, tp=pool.tp, pp=pool.pp)
         if reason.startswith(("tp=", "pp=")):

@@ -31,7 +31,7 @@ def aggregated_binding(
       plan: the deployment.
       slo: the promise.
     """
-    metric = missed_metric(plan, slo, metrics)
+    metric = missed_metric(plan.bins, slo, metrics)
     waiting = metrics.slot_waits > 0.5 * (1.0 - metrics.ttft_attainment)
     by_ttft = jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TTFT)
     found = of_metric(metric, by_ttft, Binding.TPOT, Binding.E2E)

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import Metrics, Plan
 from fluidserve.deploy.promise import attainments, has_shares, most_pressing
+from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 from fluidserve.status import Binding
 
@@ -36,7 +37,7 @@ def binding_of(
     misses = misses_ttft + misses_tpot
     if slo.e2e is not None:
         misses = misses + 1.0 - metrics.e2e_attainment
-    metric = missed_metric(plan, slo, metrics)
+    metric = missed_metric(plan.bins, slo, metrics)
     waiting = metrics.slot_waits > 0.5 * misses_tpot
     by_tpot = jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TPOT)
     found = of_metric(metric, Binding.TTFT, by_tpot, Binding.E2E)
@@ -54,12 +55,12 @@ def binding_of(
     return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)
 
 
-def missed_metric(plan: Plan, slo: Slo, metrics: Metrics) -> Int[Array, "*c"]:
+def missed_metric(bins: LengthBins, slo: Slo, metrics: Metrics) -> Int[Array, "*c"]:
     """The metric whose constraint is the furthest from being met: 0 TTFT, 1 TPOT, 2 end to end."""
     if not has_shares(slo) and slo.e2e is None:
         return jnp.where(1.0 - metrics.ttft_attainment >= 1.0 - metrics.tpot_attainment, 0, 1)
     attained = attainments(
-        plan.bins, metrics.ttft_attainment, metrics.tpot_attainment, metrics.e2e_attainment
+        bins, metrics.ttft_attainment, metrics.tpot_attainment, metrics.e2e_attainment
     )
     return most_pressing(slo, attained, metrics.attainment)
 

@@ -16,6 +16,7 @@ Arrays have their bins on the first axis and candidates on the rest.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -313,7 +314,7 @@ def earliest_ttft(plan: Plan, state: State) -> Float[Array, "*c"]:
     return alone + transfer + system.handover_overhead + first_step(state.decode)
 
 
-def decode_met(plan: Plan, state: State, time: Float[Array, "j *c"]) -> Float[Array, "j m k *c"]:
+def decode_met(plan: Any, state: Any, time: Float[Array, "j *c"]) -> Float[Array, "j m k *c"]:
     """Share that decodes within `time`, s, by output bin and part of the bin.
 
     A request of g + 1 output tokens decodes for g times its TPOT.
@@ -331,7 +332,7 @@ def _gap_nodes(bins: LengthBins) -> Float[Array, "m k"]:
 
 
 def e2e_shares(
-    plan: Plan, state: State, limit: Leaf, ttft_cap: Float[Array, "q *c"], tpot_cap: Leaf
+    plan: Any, state: Any, limit: Leaf, ttft_cap: Float[Array, "q *c"], tpot_cap: Leaf
 ) -> tuple[Float[Array, "*c"], Float[Array, "*c"]]:
     """Share that meets the end-to-end limit, and that which meets other limits as well.
 
@@ -406,7 +407,7 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     )
 
 
-def met_together(plan: Plan, state: State, slo: Slo, ttft, tpot):
+def met_together(plan: Any, state: Any, slo: Slo, ttft, tpot):
     """Share that meets the limits of the joint attainment, and that which meets the end-to-end one.
 
     Args:

@@ -160,6 +160,7 @@ def build_problems(inputs: Inputs) -> tuple[list[Problem], list[str]]:
             prefill_batch=inputs.prefill_batch,
             prefill_tokens=inputs.prefill_tokens,
             dispatch=inputs.dispatch,
+            kv_policy=inputs.kv_policy,
             max_model_len=inputs.max_model_len,
         ),
         horizon=inputs.horizon,
@@ -213,6 +214,9 @@ def resolved(inputs: Inputs, problem: Problem) -> dict[str, Any]:
         "prefill_batch": engine.prefill_batch,
         "prefill_tokens": engine.prefill_tokens,
         "dispatch": engine.dispatch,
+        "kind": inputs.kind,
+        "token_budgets": list(inputs.token_budgets),
+        "kv_policy": engine.kv_policy,
         "deployment": inputs.deployment,
     }
     return finite_json(numbers)

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from fluidserve.errors import InputError
-from fluidserve.specs.deployment import Dispatch
+from fluidserve.specs.deployment import TOKEN_BUDGETS, Dispatch, Kind, KvPolicy
 from fluidserve.specs.slo import Limit, Slo
 from fluidserve.units import parse_quantity
 
@@ -29,6 +29,8 @@ MOST_GPUS = 4096
 """Largest budget that is searched."""
 MOST_USERS = 100_000
 """Largest closed loop, whose cross-check still ends."""
+MOST_TOKENS = 1_000_000
+"""Largest token budget of an iteration."""
 DEFAULT_MAX_GPUS = 64
 """Budget of a question that names only a rate."""
 _PERCENTILE = re.compile(r"\s*[pP](\d+(?:\.\d*)?)\s*")
@@ -102,6 +104,16 @@ def _limit(value: Any, info: ValidationInfo) -> Limit | None:
     return Limit(metric=metric, time=time, share=share)
 
 
+def _token_budgets(value: Any) -> tuple[int, ...]:
+    """Whole numbers, separated by commas or in a list."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    budgets = [_whole(part.strip() if isinstance(part, str) else part) for part in parts]
+    if not budgets or not all(isinstance(x, int) and 1 <= x <= MOST_TOKENS for x in budgets):
+        raise ValueError(f"must be whole numbers from 1 to {MOST_TOKENS}, separated by commas")
+    return tuple(sorted(set(budgets)))
+
+
+TokenBudgets = Annotated[tuple[int, ...], BeforeValidator(_token_budgets)]
 Count = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Promised = Annotated[Limit | None, BeforeValidator(_limit)]
@@ -147,6 +159,9 @@ class Inputs(BaseModel):
       prefill_tokens: most tokens in one prefill pass of several prompts.
       prefill_batch: most prompts in one prefill pass.
       dispatch: how requests are spread over the instances of a pool.
+      kind: of deployments to compare.
+      token_budgets: of chunked prefill, tokens of an iteration, separated by commas.
+      kv_policy: what of its KV a request needs before an instance that does both phases admits it.
       top: deployments to show.
       verify: deployments to cross-check by simulation; 3 in a plan, 0 in a simulation when left
         out.
@@ -192,6 +207,9 @@ class Inputs(BaseModel):
     prefill_tokens: Count | None = Field(None, ge=1, le=10_000_000)
     prefill_batch: Count | None = Field(None, ge=1, le=1_000_000)
     dispatch: Annotated[Dispatch, BeforeValidator(_lower)] = "shared"
+    kind: Annotated[Kind | Literal["all"], BeforeValidator(_lower)] = "all"
+    token_budgets: TokenBudgets = TOKEN_BUDGETS
+    kv_policy: Annotated[KvPolicy, BeforeValidator(_lower)] = "reserve"
     top: Count = Field(10, ge=1, le=1000)
     verify: Count | None = Field(None, ge=0, le=1000)
     deployment: str | None = None
@@ -283,6 +301,11 @@ class Inputs(BaseModel):
     def fewest(self) -> bool:
         """Whether a plan for given users looks for the fewest GPUs that carry them."""
         return self.concurrency is not None and self.gpus is None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...] | None:
+        """The kinds asked for; None for all that the question has answers for."""
+        return None if self.kind == "all" else (self.kind,)
 
     @property
     def budget(self) -> int:

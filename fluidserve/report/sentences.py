@@ -40,7 +40,7 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
         *burst_sentences(problem, best),
         *prefix_sentences(problem),
         profile_sentence(problem),
-        saturation_sentence(problem, best.deployment.prefill),
+        saturation_sentence(problem, next(iter(best.deployment.pools.values()))),
     ]
 
 
@@ -105,11 +105,7 @@ def failure_sentence(row: DeploymentResult) -> str:
             f"With one instance less, of the pool that hurts more: {three_digits(left)} requests/s "
             f"({percent(left / row.goodput)} of the goodput)."
         )
-    alone = [
-        role
-        for role, pool in (("prefill", deployment.prefill), ("decode", deployment.decode))
-        if pool.replicas == 1
-    ]
+    alone = [role for role, pool in deployment.pools.items() if pool.replicas == 1]
     if not alone:
         missed = "never met" if row.concurrency is None else "missed with all users"
         return f"With one instance less, of the pool that hurts more, the SLO is {missed}."
@@ -246,10 +242,8 @@ def pool_phrase(pool: Pool, role: str) -> str:
 
 def _what(result: PlanResult, best: DeploymentResult) -> str:
     deployment, used = best.deployment, best.gpus
-    text = (
-        f"Best: {deployment.label}: {pool_phrase(deployment.prefill, 'prefill')} and "
-        f"{pool_phrase(deployment.decode, 'decode')}, {used} GPUs"
-    )
+    pools = _listed([pool_phrase(pool, role) for role, pool in deployment.pools.items()])
+    text = f"Best: {deployment.label}: {pools}, {used} GPUs"
     if result.rate is not None:
         return f"{text}, the fewest of at most {result.budget} that reach the rate."
     if result.fewest:

@@ -38,11 +38,9 @@ from fluidserve.search.score import (
     in_chunks,
     score_grid,
 )
-from fluidserve.specs.deployment import Chunked, Colocated, Kind, KvPolicy, Pool
+from fluidserve.specs.deployment import TOKEN_BUDGETS, Chunked, Colocated, Kind, KvPolicy, Pool
 from fluidserve.timing.instance import AggregatedSystem, Instance
 
-TOKEN_BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
-"""Token budgets that are compared unless others are asked for."""
 CHUNK = 128
 _SMALLEST_ROOM = 4 * CHUNK
 

@@ -10,10 +10,9 @@ import numpy as np
 from fluidserve.errors import NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, PlanResult
-from fluidserve.search.aggregated import TOKEN_BUDGETS
 from fluidserve.search.grid import Grid, same_program
 from fluidserve.search.plan import answer_kinds, grids_of, least_goodput, rank, with_ties
-from fluidserve.specs.deployment import Kind
+from fluidserve.specs.deployment import TOKEN_BUDGETS, Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +64,9 @@ def compare(
       NoFeasibleDeployment: none of them answers the question.
     """
     grids = [grids_of(problem, budget, kinds, token_budgets) for problem in problems]
-    if all("disaggregated" in found for found in grids):
-        pairs = same_program(
-            [g for g in (f["disaggregated"] for f in grids) if isinstance(g, Grid)]
-        )
-        grids = [f | {"disaggregated": g} for f, g in zip(grids, pairs, strict=True)]
+    pools = [grid for found in grids for grid in found.values() if isinstance(grid, Grid)]
+    for found, grid in zip(grids, same_program(pools), strict=False):
+        found["disaggregated"] = grid
     plans: dict[str, PlanResult] = {}
     failures: dict[str, NoFeasibleDeployment] = {}
     seconds: dict[str, float] = {}

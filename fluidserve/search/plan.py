@@ -11,7 +11,7 @@ from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
-from fluidserve.search.aggregated import TOKEN_BUDGETS, AggregatedGrid, aggregated_grid
+from fluidserve.search.aggregated import AggregatedGrid, aggregated_grid
 from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
 from fluidserve.search.score import (
     Question,
@@ -21,7 +21,7 @@ from fluidserve.search.score import (
     question_of,
     score_grid,
 )
-from fluidserve.specs.deployment import Deployment, Disaggregated, Kind
+from fluidserve.specs.deployment import TOKEN_BUDGETS, Deployment, Disaggregated, Kind
 from fluidserve.specs.slo import Slo, joint_limits, limits_of
 from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
 from fluidserve.units import format_time

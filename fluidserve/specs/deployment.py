@@ -21,6 +21,9 @@ any, with equal chance. Except for ``shared`` prefill, every instance has a queu
 Instances that do both phases are chosen as decode instances are.
 """
 
+TOKEN_BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
+"""Token budgets of chunked prefill that are compared unless others are asked for."""
+
 KvPolicy = Literal["reserve", "preempt"]
 """What an instance that does both phases asks of its KV memory before it admits a request.
 

@@ -28,7 +28,7 @@ from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Replayed, Simulated
 from fluidserve.specs.slo import limits_of
 from fluidserve.specs.workload import JointLengths, Workload
-from fluidserve.timing.instance import System
+from fluidserve.timing.instance import AggregatedSystem, System
 
 FEWEST_REQUESTS = 1_500
 MOST_REQUESTS = 20_000
@@ -287,7 +287,12 @@ def _doubted(row: DeploymentResult, level: str, reason: str) -> DeploymentResult
 
 
 def _summary(
-    problem: Problem, system: System, workload: Workload, rate: float, requests: int, seed: int
+    problem: Problem,
+    system: System | AggregatedSystem,
+    workload: Workload,
+    rate: float,
+    requests: int,
+    seed: int,
 ) -> Summary:
     records = simulate(system, workload, rate, requests=requests, seed=seed)
     return summarise(records, problem.slo)

@@ -17,7 +17,7 @@ from fluidserve.eventsim import (
 )
 from fluidserve.problem import Problem
 from fluidserve.results import Phases
-from fluidserve.specs.deployment import Disaggregated
+from fluidserve.specs.deployment import Deployment
 from fluidserve.verify.crosscheck import stretch
 
 
@@ -37,7 +37,7 @@ class Served:
 
 
 def serve(
-    problem: Problem, deployment: Disaggregated, rate: float, *, requests: int, seed: int
+    problem: Problem, deployment: Deployment, rate: float, *, requests: int, seed: int
 ) -> Served:
     """One run in steady state or in a closed loop, or runs of the first requests of a horizon.
 

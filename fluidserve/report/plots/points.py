@@ -9,9 +9,9 @@ from fluidserve.deploy.latency import quantile_of
 from fluidserve.eventsim import simulate
 from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
-from fluidserve.search.grid import Grid, disaggregated_grid
-from fluidserve.search.score import Question, describe_rows, question_of, score_grid
-from fluidserve.specs.deployment import Disaggregated
+from fluidserve.search.plan import Candidates, grid_of, grids_of
+from fluidserve.search.score import describe_rows, question_of, score_grid
+from fluidserve.specs.deployment import Deployment
 from fluidserve.timing.intensity import arithmetic_intensity
 from fluidserve.timing.model import Work
 from fluidserve.verify.crosscheck import stretch
@@ -87,12 +87,26 @@ class RooflinePoint:
 
 
 def tradeoff(problem: Problem, budget: int) -> Tradeoff:
-    """The better deployments of a budget at `LOADS` of their goodput.
+    """The better deployments of a budget at `LOADS` of their goodput, of all kinds.
 
-    Those with most goodput per GPU are taken, at most 600, whatever they are called.
+    Of each kind those with most goodput per GPU are taken, at most 600.
     """
-    grid = disaggregated_grid(problem, budget)
+    parts = [_at_loads(problem, grid) for grid in grids_of(problem, budget).values()]
+    return Tradeoff(
+        labels=[label for part in parts for label in part.labels],
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("throughput", "ttft", "tpot", "meets", "gpus")
+        },
+    )
+
+
+def _at_loads(problem: Problem, grid: Candidates) -> Tradeoff:
+    """The better candidates of one kind."""
     question = question_of(problem)
+    if not len(grid):
+        nothing = np.empty(0)
+        return Tradeoff(nothing, nothing, nothing, nothing.astype(bool), nothing.astype(int), [])
     goodput = score_grid(grid, question).goodput
     serving = np.flatnonzero(goodput > 0)
     per_gpu = goodput[serving] / grid.gpus[serving]
@@ -126,9 +140,9 @@ def pareto_front(cost: np.ndarray, value: np.ndarray) -> np.ndarray:
     return order[value[order] > best]
 
 
-def curve(problem: Problem, deployment: Disaggregated, goodput: float) -> Curve:
+def curve(problem: Problem, deployment: Deployment, goodput: float) -> Curve:
     """A deployment from an idle system to a quarter beyond its goodput, 1/s."""
-    grid, question = _alone(problem, deployment)
+    grid, question = grid_of(problem, deployment), question_of(problem)
     rates = np.linspace(0.02, _BEYOND, _RATES) * goodput
     found = describe_rows(grid, question, np.zeros(_RATES, int), rates)
     return Curve(
@@ -140,7 +154,7 @@ def curve(problem: Problem, deployment: Disaggregated, goodput: float) -> Curve:
 
 
 def simulated_curve(
-    problem: Problem, deployment: Disaggregated, goodput: float, requests: int
+    problem: Problem, deployment: Deployment, goodput: float, requests: int
 ) -> Runs:
     """Simulated at each of several rates around the goodput, 1/s."""
     rates = np.array(_SIMULATED) * goodput
@@ -156,7 +170,7 @@ def simulated_curve(
     )
 
 
-def sample_run(problem: Problem, deployment: Disaggregated, rate: float, requests: int) -> Records:
+def sample_run(problem: Problem, deployment: Deployment, rate: float, requests: int) -> Records:
     """Requests of a simulated run with the times between their tokens.
 
     Of a horizon, its first requests; else those of steady state among `requests`.
@@ -174,9 +188,7 @@ def typical_requests(records: Records, levels: Sequence[float] = (0.5, 0.9, 0.99
     return [int(order[min(int(level * len(order)), len(order) - 1)]) for level in levels]
 
 
-def roofline_points(
-    problem: Problem, deployment: Disaggregated, batch: float
-) -> list[RooflinePoint]:
+def roofline_points(problem: Problem, deployment: Deployment, batch: float) -> list[RooflinePoint]:
     """Prefill of the mean prompt, and decode steps of one request and of the plan's batch.
 
     Args:
@@ -186,7 +198,8 @@ def roofline_points(
     """
     prompt, n_out = problem.mean_lengths
     context = prompt + 0.5 * (n_out - 1.0)
-    lane = max(batch / deployment.decode.pp, 1.0)
+    pools = list(deployment.pools.values())
+    lane = max(batch / pools[-1].pp, 1.0)
     whole = problem.instance(1, 1)  # nominal counts: no KV head is stored twice
     inside = context if whole.kv is None else min(context, float(whole.kv.window))
 
@@ -194,9 +207,9 @@ def roofline_points(
         return whole.decode_work(requests, requests * context, requests * inside)
 
     passes = [
-        ("prefill", f"prompt of {prompt:,.0f}", deployment.prefill, whole.prefill_work(prompt)),
-        ("decode", "one request", deployment.decode, steps(1.0)),
-        ("decode", f"batch of {lane:,.0f}", deployment.decode, steps(lane)),
+        ("prefill", f"prompt of {prompt:,.0f}", pools[0], whole.prefill_work(prompt)),
+        ("decode", "one request", pools[-1], steps(1.0)),
+        ("decode", f"batch of {lane:,.0f}", pools[-1], steps(lane)),
     ]
     points = []
     for phase, name, pool, work in passes:
@@ -212,8 +225,3 @@ def _flop_and_bytes(problem: Problem, work: Work) -> tuple[float, float]:
     model = problem.model
     flop = float(model.flop_per_token * work.new + model.attention_flop * work.attended)
     return flop, flop / float(arithmetic_intensity(model, work))
-
-
-def _alone(problem: Problem, deployment: Disaggregated) -> tuple[Grid, Question]:
-    grid = disaggregated_grid(problem, deployment.gpus, only=deployment)
-    return grid, question_of(problem)
