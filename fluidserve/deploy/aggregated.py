@@ -53,6 +53,7 @@ from fluidserve.stages.interrupted import (
     Pieces,
     SharedTimes,
     interrupted_tpot_within,
+    with_bubbles,
 )
 from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
 from fluidserve.stages.split import scv_at_one
@@ -159,7 +160,7 @@ def _prompts_first(plan: AggregatedPlan, rate) -> AggregatedState:
     system, shape = plan.system, plan.prefill
     per_instance = rate / system.replicas
     prefill, arrivals = _queue(plan, shape, per_instance)
-    taken = prefill.load
+    taken = with_bubbles(prefill.load, shape.pp)
     paused = dataclasses.replace(
         system.instance, times=PausedTimes(times=system.instance.times, load=taken)
     )
@@ -195,7 +196,7 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
     system, instance, bins = plan.system, plan.system.instance, plan.bins
     per_instance = rate / system.replicas
     pieces = _pieces(plan)
-    times = SharedTimes(times=instance.times, pieces=pieces, rate=per_instance)
+    times = SharedTimes(times=instance.times, pieces=pieces, rate=per_instance, pp=instance.pp)
     nothing = instance.decode_work(jnp.ones_like(rate), plan.lengths.context)
     decode = decode_state(
         dataclasses.replace(instance, times=times),
@@ -211,7 +212,7 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
     batch = instance.decode_work(lane, lane * plan.lengths.context)
     alone, added = times.added(batch)
     room = pieces.room(lane)
-    taken = jnp.clip(per_instance * added, 0.0, 1.0)
+    taken = jnp.clip(with_bubbles(per_instance * added, instance.pp), 0.0, 1.0)
 
     def lead(x):
         return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(rate))))
@@ -385,7 +386,7 @@ def largest_aggregated_rate(plan: AggregatedPlan) -> Float[Array, "*c"]:
     if system.token_budget is None:
         prompt = plan.prefill.busiest
     else:
-        times = SharedTimes(times=instance.times, pieces=_pieces(plan), rate=0.0)
+        times = SharedTimes(times=instance.times, pieces=_pieces(plan), rate=0.0, pp=instance.pp)
         lane = jnp.maximum(room / instance.pp, 1.0)
         prompt = times.added(instance.decode_work(lane, lane * lengths.context))[1]
     return system.replicas / (prompt + lengths.mean_steps * step / room)

@@ -22,10 +22,24 @@ from fluidserve._typing import Leaf, Number
 from fluidserve.stages.decode import DecodeLengths, DecodeState, averaging
 from fluidserve.timing.model import AbstractTimeModel, Work
 
+_ROUNDS = 4
 LEAST_LEFT = 1e-3
 """Least share of the time that prompts leave to decode; below it the instance is overloaded."""
 _ALIKE = 1.4
 """Twice the correlation between batches that are large and prompts that are many."""
+
+
+def with_bubbles(load: Number, pp: Number) -> Number:
+    """Share of the time that prompts take from decode in a pipeline.
+
+    A lane with prompts keeps the other lanes waiting for its whole pass, `pp` times as long as it
+    works in one stage, unless these hold prompts as well.
+
+    Args:
+      load: share of the time that a stage works on prompts.
+      pp: stages, each with a lane.
+    """
+    return load * (1.0 + (pp - 1.0) * jnp.maximum(1.0 - load, 0.0))
 
 
 @pytree
@@ -84,33 +98,40 @@ class SharedTimes(AbstractTimeModel):
       times: of the instance.
       pieces: the prompts.
       rate: prompts of an instance, 1/s.
+      pp: stages of the instance.
     """
 
     times: AbstractTimeModel
     pieces: Pieces
     rate: Leaf
+    pp: Leaf
 
     def stage_time(self, work: Work) -> Number:
         """Mean time of an iteration of one stage, s."""
         alone, added = self.added(work)
-        return alone / jnp.maximum(1.0 - self.rate * added, LEAST_LEFT)
+        return alone / jnp.maximum(1.0 - with_bubbles(self.rate * added, self.pp), LEAST_LEFT)
 
     def added(self, work: Work) -> tuple[Number, Number]:
         """Time of an iteration without prompts, and what a prompt adds to the others, s.
 
-        By itself a prompt hides in what the memory takes anyway; the busier prompts keep the
-        instance, the more of them fill an iteration together.
+        Of q prompts that come in an iteration's mean time, those iterations that hold any hold
+        :math:`q / (1 - e^{-q})`, as far as they fit: one while they are rare, which may hide in
+        what the memory takes anyway, and more of them the busier they keep the instance.
         """
         alone = self.times.stage_time(work)
         room, tokens = self.pieces.room(work.new), self.pieces.tokens
-        share = jnp.minimum(tokens, room)
+        added = self._share(work, alone, jnp.minimum(tokens, room))
+        for _ in range(_ROUNDS):
+            mean = alone / jnp.maximum(1.0 - self.rate * added, LEAST_LEFT)
+            come = jnp.maximum(self.rate * mean, 1e-3)
+            together = jnp.minimum(tokens * come / -jnp.expm1(-come), room)
+            added = self._share(work, alone, together)
+        return alone, added
 
-        def extra(new):
-            return (self.times.stage_time(work + self.pieces.work(new)) - alone) * tokens / new
-
-        by_itself, full = extra(share), extra(room)
-        crowd = jnp.clip(self.rate * (full - by_itself), 0.0, 0.5)
-        return alone, jnp.minimum(by_itself / (1.0 - crowd), jnp.maximum(full, by_itself))
+    def _share(self, work: Work, alone: Number, new: Number) -> Number:
+        """What a prompt adds to iterations that hold `new` prompt tokens, s."""
+        held = self.times.stage_time(work + self.pieces.work(new))
+        return (held - alone) * self.pieces.tokens / new
 
 
 @pytree
