@@ -92,6 +92,19 @@ class Replayed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Refined:
+    """What serving requests with one instance said of the formulas.
+
+    Attributes:
+      factor: goodput found over that of the formulas, applied to all rates of the row.
+      error: its standard error by the spread between traces; 0 from a single one.
+    """
+
+    factor: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
 class DeploymentResult:
     """One deployment with its numbers.
 
@@ -122,6 +135,7 @@ class DeploymentResult:
       simulated: the cross-check; None where it was not asked for.
       replayed: the recording whose busiest window was planned for; None where there is none.
       e2e: end-to-end latency at that rate; None unless the SLO limits it.
+      refined: the refining tier; None where the formulas speak alone.
     """
 
     deployment: Deployment
@@ -147,6 +161,7 @@ class DeploymentResult:
     simulated: Simulated | None = None
     replayed: Replayed | None = None
     e2e: Latency | None = None
+    refined: Refined | None = None
 
     @property
     def gpus(self) -> int:
@@ -192,6 +207,7 @@ class DeploymentResult:
             "binding": self.binding,
             "confidence": {"level": self.confidence, "reasons": list(self.reasons)},
             "tied": self.tied,
+            "refined": dataclasses.asdict(self.refined) if self.refined else None,
             "simulated": dataclasses.asdict(self.simulated) if self.simulated else None,
             "replayed": dataclasses.asdict(self.replayed) if self.replayed else None,
         }

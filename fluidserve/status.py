@@ -75,6 +75,8 @@ class Doubt(enum.IntFlag):
     DECODE_BACKLOG = enum.auto()
     FULL_LINK = enum.auto()
     SCREENED = enum.auto()
+    NOISY = enum.auto()
+    BUBBLES = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -96,6 +98,9 @@ DOUBT_TEXT = {
     Doubt.FULL_LINK: "users wait for the KV link, which is busy nearly all the time",
     Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
     Doubt.SCREENED: "closed formulas of aggregated serving, several per cent off as a rule",
+    Doubt.NOISY: "goodput differs by more than 3% between the sampled traces",
+    Doubt.BUBBLES: "closed formulas of pipelines in which prompts and decode meet: they can be off "
+    "by half and more",
     Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
 
@@ -107,6 +112,7 @@ RED = (
     | Doubt.UNSTABLE
     | Doubt.OTHER_PREFILL
     | Doubt.FULL_LINK
+    | Doubt.BUBBLES
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 

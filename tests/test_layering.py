@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "fluidserve"
 GROUND = ("_numerics", "_pytree", "_typing", "errors", "status", "units")
 ORDER = (
     *("specs", "results", "timing", "queueing", "stages", "deploy", "sampled", "goodput"),
-    *("problem", "search", "eventsim", "verify", "io", "report", "runtime", "cli"),
+    *("problem", "eventsim", "search", "verify", "io", "report", "runtime", "cli"),
 )
 """From left to right. `GROUND` lies left of all and may import within itself."""
 ONLY = {

@@ -61,7 +61,8 @@ def aggregated_doubts(
     gained = jnp.maximum(slower - metrics.excess, 1e-6)
     leverage = jnp.maximum(metrics.excess - tighter, 0.0) / gained
     raised = {
-        Doubt.SCREENED: jnp.ones_like(metrics.batch, bool),
+        Doubt.SCREENED: system.instance.pp <= 1.0,
+        Doubt.BUBBLES: system.instance.pp > 1.0,
         Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
         Doubt.LENGTH_TAIL: never > 0.06,
         Doubt.FEW_SLOTS: held < 10.0,

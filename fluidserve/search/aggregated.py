@@ -245,7 +245,8 @@ def _score_plan(
 
 
 @score_grid.register(AggregatedGrid)
-def _score_grid(grid: AggregatedGrid, question: Question) -> Scores:
+def score_aggregated_grid(grid: AggregatedGrid, question: Question) -> Scores:
+    """`score_grid` for these candidates."""
     return _call(grid, question, np.arange(len(grid)), np.zeros(len(grid)), quantile_steps=0)
 
 

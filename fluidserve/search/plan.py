@@ -13,6 +13,7 @@ from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
 from fluidserve.search.aggregated import AggregatedGrid, aggregated_grid
 from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
+from fluidserve.search.refine import Refinement, refine
 from fluidserve.search.score import (
     Question,
     Scores,
@@ -186,13 +187,14 @@ def answer(
         raise _nothing_fits(problem, grid, budget)
     question = question_of(problem)
     scores = score_grid(grid, question)
+    scores, refined = _refined(problem, grid, question, scores)
     least = least_goodput(rate, fewest=fewest)
     order = rank(scores.goodput, grid.gpus, least)
     if not len(order):
         raise _nothing_serves(problem, grid, question, scores, rate)
     rows = order[:top]
     rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
-    results = _results(problem, grid, question, scores, rows, rates)
+    results = _results(problem, grid, question, scores, rows, rates, refined)
     return PlanResult(
         deployments=with_ties(results, least),
         candidates=len(grid),
@@ -222,8 +224,19 @@ def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> Dep
         return _results(problem, grid, question, scores, np.array([0]), scores.throughput)[0]
     if rate is None and not scores.goodput[0] > 0:
         raise _nothing_serves(problem, grid, question, scores, None)
+    scores, refined = _refined(problem, grid, question, scores)
     at = float(scores.goodput[0]) if rate is None else rate
-    return _results(problem, grid, question, scores, np.array([0]), np.array([at]))[0]
+    return _results(problem, grid, question, scores, np.array([0]), np.array([at]), refined)[0]
+
+
+def _refined(
+    problem: Problem, grid: Candidates, question: Question, scores: Scores
+) -> tuple[Scores, Refinement | None]:
+    """Scores after the refining tier, and what that found; where it has no say, as they were."""
+    if not isinstance(grid, AggregatedGrid) or not (scores.goodput > 0).any():
+        return scores, None
+    refined = refine(problem, grid, question, np.asarray(scores.goodput, float))
+    return refined.applied(scores), refined
 
 
 def grid_of(problem: Problem, deployment: Deployment) -> Candidates:
@@ -292,13 +305,25 @@ def _results(
     scores: Scores,
     rows: np.ndarray,
     rates: np.ndarray,
+    refined: Refinement | None = None,
 ) -> list[DeploymentResult]:
-    """Collects what is known of some candidates, described at `rates`, 1/s."""
-    described = describe_rows(grid, question, rows, rates)
-    left = after_one_failure(grid, question, rows)
-    return [
+    """Collects what is known of some candidates, described at `rates`, 1/s.
+
+    Where candidates were refined, the formulas' rates are scaled by what that found: they tell of
+    the load, and the factor says which rate is that load.
+    """
+    factor = np.ones(len(rows)) if refined is None else refined.factor[rows]
+    described = describe_rows(grid, question, rows, rates / factor)
+    left = after_one_failure(grid, question, rows) * factor
+    results = [
         _result(problem, grid, scores, described, (int(row), i), float(rates[i]), float(left[i]))
         for i, row in enumerate(rows)
+    ]
+    if refined is None:
+        return results
+    return [
+        dataclasses.replace(result, refined=refined.of(int(row)))
+        for result, row in zip(results, rows, strict=True)
     ]
 
 

@@ -1,0 +1,179 @@
+"""The refining tier: what served requests say about closed formulas of aggregated serving.
+
+Candidates of one shape and token budget differ only in their number of instances. One instance of
+each serves sampled requests, and what that says of the formulas' goodput, as a factor on the rate,
+is taken to hold for any number of instances. The engines of `fluidserve.sampled` serve all shapes
+at once. What they do not have (pipelines, windows, preemption) goes through the event simulator,
+one by one, but only what would come out on top; the rest takes the worst factor found there.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from fluidserve.errors import InputError
+from fluidserve.eventsim import goodput as simulated_goodput
+from fluidserve.problem import Problem
+from fluidserve.results import Refined
+from fluidserve.sampled.aggregated import check_aggregated
+from fluidserve.sampled.goodput import goodput as sampled_goodput
+from fluidserve.sampled.trace import REQUESTS, draw_trace
+from fluidserve.search.aggregated import AggregatedGrid, score_aggregated_grid
+from fluidserve.search.score import Question, Scores
+from fluidserve.status import Doubt
+from fluidserve.timing.instance import AggregatedSystem
+
+SEEDS = (0, 1)
+"""Of the two traces that every candidate is served on."""
+_NOISY = 0.03
+_FARTHEST = 4.0
+_LARGE, _LONG = 150.0, 6000
+"""From a batch on that many requests take to fill, traces are as long."""
+_ONE_BY_ONE = 4
+_ON_TOP = 3
+_REQUESTS = 1000
+_TOLERANCE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Refinement:
+    """What serving requests says of each candidate of a grid, arrays of its length.
+
+    Attributes:
+      factor: goodput found over that of the formulas; 1 where nothing is known.
+      error: standard error of the factor by the spread between traces; 0 from a single one.
+      served: whether it is this candidate's own.
+    """
+
+    factor: np.ndarray
+    error: np.ndarray
+    served: np.ndarray
+
+    def applied(self, scores: Scores) -> Scores:
+        """Scores with these goodputs, and with the doubts that are left."""
+        settled = ~int(Doubt.SCREENED | Doubt.BUBBLES | Doubt.TIGHT_TTFT)
+        noisy = np.where(self.error > _NOISY * self.factor, int(Doubt.NOISY), 0)
+        doubts = np.asarray(scores.doubts)
+        doubts = np.where(self.served, (doubts & settled) | noisy, doubts)
+        goodput = np.asarray(scores.goodput) * self.factor
+        return dataclasses.replace(scores, goodput=goodput, doubts=doubts)
+
+    def of(self, row: int) -> Refined | None:
+        """What was found for a candidate; None where nothing was."""
+        if not self.served[row]:
+            return None
+        return Refined(factor=float(self.factor[row]), error=float(self.error[row]))
+
+
+def refine(
+    problem: Problem, grid: AggregatedGrid, question: Question, goodput: np.ndarray
+) -> Refinement:
+    """Serves requests with one instance of each shape and token budget of a grid.
+
+    Args:
+      problem: the question.
+      grid: the candidates, not empty.
+      question: what they share.
+      goodput: theirs by the formulas, 1/s.
+    """
+    pairs = np.stack([grid.shape, grid.token_budget], axis=1)
+    kept, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    alone = dataclasses.replace(
+        grid, shape=kept[:, 0], token_budget=kept[:, 1], replicas=np.ones(len(kept), int)
+    )
+    scores = score_aggregated_grid(alone, question)
+    formulas = np.asarray(scores.goodput, float)
+    found = _Found(formulas)
+    flat = np.array([s.pp == 1 for s in grid.shapes])[alone.shape]
+    rows = np.flatnonzero(flat & (formulas > 0))
+    held = float(np.max(scores.metrics.batch[rows], initial=0.0))
+    _sample(problem, alone, question, rows, found, _LONG if held > _LARGE else REQUESTS)
+    for _ in range(_ONE_BY_ONE):
+        order = np.argsort(-goodput * found.factor[inverse], kind="stable")[:_ON_TOP]
+        left = [int(i) for i in inverse[order] if not found.served[i] and formulas[i] > 0]
+        if not left:
+            break
+        _simulate(problem, alone, left[0], found)
+    found.spread_the_worst(~flat)
+    return Refinement(
+        factor=found.factor[inverse], error=found.error[inverse], served=found.served[inverse]
+    )
+
+
+class _Found:
+    """Factors of single instances while they are being found."""
+
+    def __init__(self, formulas: np.ndarray):
+        self.formulas = formulas
+        self.factor, self.error = np.ones(len(formulas)), np.zeros(len(formulas))
+        self.served = np.zeros(len(formulas), bool)
+
+    def take(self, rows: np.ndarray, value: np.ndarray, error: np.ndarray) -> None:
+        """Takes in goodputs and their errors, 1/s, as far as they can be believed."""
+        usable = (value > 0) & (value < _FARTHEST * self.formulas[rows])
+        rows = rows[usable]
+        self.factor[rows] = value[usable] / self.formulas[rows]
+        self.error[rows] = error[usable] / self.formulas[rows]
+        self.served[rows] = True
+
+    def spread_the_worst(self, pipelines: np.ndarray) -> None:
+        """Lets other pipelines be as bad as the worst one that was served."""
+        known = self.factor[pipelines & self.served]
+        if len(known):
+            others = pipelines & ~self.served
+            self.factor[others] = np.minimum(self.factor[others], known.min())
+
+
+def _sample(
+    problem: Problem,
+    grid: AggregatedGrid,
+    question: Question,
+    rows: np.ndarray,
+    found: _Found,
+    requests: int,
+) -> None:
+    """Serves `requests` with many candidates at once, where the sampled engines can."""
+    if not len(rows):
+        return
+    system = _systems(grid, question, rows)
+    try:
+        check_aggregated(system)
+    except InputError:
+        return
+    traces = [draw_trace(problem.workload, seed=seed, requests=requests) for seed in SEEDS]
+    served = sampled_goodput(system, problem.slo, traces, guess=found.formulas[rows])
+    value = np.where(served.bracketed, served.value, 0.0)
+    found.take(rows, value, served.error)
+
+
+def _simulate(problem: Problem, grid: AggregatedGrid, row: int, found: _Found) -> None:
+    """Serves one candidate by the event simulator."""
+    system = problem.system(grid.deployment(row))
+    served = simulated_goodput(
+        system,
+        problem.workload,
+        problem.slo,
+        guess=float(found.formulas[row]),
+        requests=_REQUESTS,
+        seeds=[0],
+        tolerance=_TOLERANCE,
+    )
+    least = max(served.value, float(found.formulas[row]) / _FARTHEST**2)
+    found.take(np.array([row]), np.array([least]), np.zeros(1))
+
+
+def _systems(grid: AggregatedGrid, question: Question, rows: np.ndarray) -> AggregatedSystem:
+    """One instance of each of some candidates, as a batch."""
+    instances = [grid.shapes[i].instance for i in grid.shape[rows]]
+    one = np.ones(len(rows))
+    return AggregatedSystem(
+        instance=jax.tree.map(lambda *x: np.asarray(x, float), *instances),
+        replicas=one,
+        max_batch=one * float(question.max_batch),
+        prefill_tokens=one * grid.prefill_tokens,
+        token_budget=one * grid.token_budget[rows] if grid.kind == "chunked" else None,
+        dispatch=question.dispatch,
+        kv_policy=grid.kv_policy,
+        prefix_hit=question.prefix_hit,
+    )
