@@ -100,9 +100,27 @@ def prepare_aggregated(
             tokens=system.prefill_tokens,
             pipelines=False,
         ),
-        lengths=decode_lengths(bins, "prefill", system.instance.kv),
+        lengths=_lengths(system, bins),
         bins=bins,
         arrival_scv=arrival_scv,
+    )
+
+
+def _lengths(system: AggregatedSystem, bins: LengthBins) -> DecodeLengths:
+    """Moments of the requests, and what of the memory they take under the policy.
+
+    Where requests are admitted with room for their prompt, they hold what they have so far. That
+    some are computed anew is left out.
+    """
+    lengths = decode_lengths(bins, "prefill", system.instance.kv)
+    if system.kv_policy == "reserve" or system.instance.kv is not None:
+        return lengths
+    prompt = jnp.sum(bins.in_share * bins.in_mean)
+    return dataclasses.replace(
+        lengths,
+        reserved=lengths.context,
+        reserved_var=lengths.context_var,
+        leftover=prompt,
     )
 
 
