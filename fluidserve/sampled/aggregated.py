@@ -9,12 +9,15 @@ import numpy as np
 from fluidserve._typing import Leaf
 from fluidserve.errors import InputError
 from fluidserve.sampled.engine import Policy, run
-from fluidserve.sampled.latencies import Served, latencies
-from fluidserve.sampled.state import WORD, Lane
+from fluidserve.sampled.latencies import Served, latencies, pool_latencies
+from fluidserve.sampled.pool import Sent, run_pool
+from fluidserve.sampled.state import WORD, Clock, Lane
 from fluidserve.sampled.trace import Rows, Trace, rows_of
 from fluidserve.timing.instance import AggregatedSystem
 
 _LARGEST = 1 << 30
+MOST_ENGINES = 16
+"""Most instances of a deployment; their state is laid out for a power of two of them."""
 
 
 def policy_of(system: AggregatedSystem) -> Policy:
@@ -26,17 +29,26 @@ def check_aggregated(system: AggregatedSystem) -> None:
     """Refuses what the loop over iterations does not have.
 
     Raises:
-      InputError: pipeline stages, several instances, windows or state in the KV, or preemption.
+      InputError: pipeline stages, more than `MOST_ENGINES` instances, windows or state in the KV,
+        or preemption.
     """
     refused = {
         "pp": (np.any(np.asarray(system.instance.pp) != 1.0), "one pipeline stage"),
-        "replicas": (np.any(np.asarray(system.replicas) != 1.0), "one instance"),
+        "replicas": (
+            np.any(np.asarray(system.replicas) > MOST_ENGINES),
+            f"up to {MOST_ENGINES} instances",
+        ),
         "kv": (system.instance.kv is not None, "models whose layers all keep every token"),
         "kv_policy": (system.kv_policy != "reserve", "the policy 'reserve'"),
     }
     for name, (bad, known) in refused.items():
         if bad:
             raise InputError(f"sampled: {name}: only {known}; use the event simulator")
+
+
+def engines_for(system: AggregatedSystem) -> int:
+    """Engines that a program has for each deployment: a power of two."""
+    return 1 << (int(np.max(system.replicas)) - 1).bit_length()
 
 
 def places_for(trace: Trace) -> int:
@@ -49,7 +61,7 @@ def lanes_of(system: AggregatedSystem, rate: Leaf, longest: int) -> Lane:
 
     Args:
       system: every leaf of the shape (lanes,).
-      rate: of each instance, 1/s, (lanes,).
+      rate: of each deployment, 1/s, (lanes,).
       longest: most tokens of a request; an engine without room for them is given it, and its
         latencies mean nothing.
     """
@@ -89,20 +101,48 @@ def serve(system: AggregatedSystem, rate: Leaf, trace: Trace) -> Served:
       InputError: see `check_aggregated`.
     """
     check_aggregated(system)
+    engines = engines_for(system)
     system, rate = stacked(system, rate)
-    return _serve(policy_of(system), places_for(trace), system, rate, rows_of(trace), trace.longest)
+    program = (policy_of(system), places_for(trace), engines)
+    return _serve(program, system, rate, rows_of(trace), trace.longest)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+Program = tuple[Policy, int, int]
+"""What is compiled in: the policy, the places of the ring, and the engines of a deployment."""
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _serve(
-    policy: Policy, places: int, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: int
+    program: Program, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: int
 ) -> Served:
-    served = serve_lanes(policy, places, lanes_of(system, rate, longest), rows)
+    served = serve_lanes(program, system, rate, rows, longest)
     room = (system.instance.kv_capacity >= longest)[:, None]
     return Served(*(jnp.where(room, x, jnp.inf) for x in served))
 
 
-def serve_lanes(policy: Policy, places: int, lanes: Lane, rows: Rows) -> Served:
-    """Latencies of a trace on every lane; see `fluidserve.sampled.engine.run`."""
-    log, _ = run(policy, places, lanes, rows)
-    return jax.vmap(latencies, (0, None, 0))(lanes.rate, rows, log)
+def serve_lanes(
+    program: Program, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: int
+) -> Served:
+    """Latencies of a trace on every deployment, (lanes, requests).
+
+    Args:
+      program: what is compiled in.
+      system: leaves of shape (lanes,).
+      rate: of each deployment, 1/s, (lanes,).
+      rows: the trace.
+      longest: most tokens of a request.
+    """
+    policy, places, engines = program
+    lanes = lanes_of(system, rate, longest)
+    if engines == 1:
+        log, _ = run(policy, places, lanes, rows)
+        return jax.vmap(latencies, (0, None, 0))(rate, rows, log)
+    replicas = system.replicas.astype(jnp.int32)
+    at, requests = Clock(rows.whole, rows.part), jnp.arange(rows.n_in.shape[0] - 1)
+    to = None
+    if system.dispatch == "round-robin":
+        to = (requests % replicas[:, None]).astype(jnp.int32)
+    elif system.dispatch == "random":
+        to = jnp.floor(rows.choice[:-1] * replicas[:, None]).astype(jnp.int32)
+    log, _ = run_pool(policy, places, engines, lanes, replicas, rows, Sent(at, to))
+    return jax.vmap(pool_latencies, (0, None, 0))(rate, rows, log)

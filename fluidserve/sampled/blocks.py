@@ -15,6 +15,7 @@ WIDTHS = (16, 64, 256)
 def in_blocks(
     jobs: Sequence[tuple[int, np.ndarray]],
     evaluate: Callable[[int, np.ndarray], Any],
+    engines: int,
 ) -> list[Any]:
     """Evaluates candidates in blocks, on as many threads as there are cores.
 
@@ -24,13 +25,14 @@ def in_blocks(
       jobs: for each trace its number and the candidates wanted on it, by index.
       evaluate: takes a trace and candidates padded to one of `WIDTHS`, and returns a pytree of
         arrays with candidates on the first axis.
+      engines: of each candidate; with several, blocks are narrower.
 
     Returns:
       for each job the pytree of NumPy arrays, without the padding.
     """
-    blocks = []
+    blocks, widest = [], max(WIDTHS[-1] // engines, WIDTHS[0])
     for number, (trace, wanted) in enumerate(jobs):
-        width = next((w for w in WIDTHS if w >= len(wanted)), WIDTHS[-1])
+        width = next(w for w in WIDTHS if w >= min(len(wanted), widest // 2 + 1))
         for start in range(0, len(wanted), width):
             part = wanted[start : start + width]
             blocks.append((number, trace, len(part), np.resize(part, width)))

@@ -17,6 +17,7 @@ Source: derived in ``docs/theory/sampled.md``.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
@@ -46,7 +47,7 @@ Policy = Literal["prompts-first", "chunked", "decode"]
 _NO_TOKENS = 1e-3
 """Less than that of a prompt is a rounding error (a cached share need not be whole tokens)."""
 
-_MOST_STEPS = 200
+MOST_STEPS = 200
 """Steps per request after which a run is given up; usual are 2 to 12."""
 
 
@@ -74,12 +75,16 @@ def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.
     row_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, rows)
     requests = rows.n_in.shape[-1] - 1
     start = jax.vmap(functools.partial(idle_engine, places), (lane_axes, row_axes))(lanes, rows)
-    every = jax.vmap(functools.partial(step, policy), (lane_axes, row_axes, 0))
+
+    def alone(lane: Lane, rows: Rows, s: State) -> State:
+        return step(policy, lane, functools.partial(head_at, rows), requests, s)
+
+    every = jax.vmap(alone, (lane_axes, row_axes, 0))
 
     def busy(carry: tuple[jax.Array, State]) -> jax.Array:
         steps, s = carry
         unfinished = (s.head.index < requests) | (s.batch > 0) | (s.opened.joins > 0)
-        return (steps < _MOST_STEPS * requests) & jnp.any(unfinished)
+        return (steps < MOST_STEPS * requests) & jnp.any(unfinished)
 
     def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
         steps, s = carry
@@ -89,12 +94,15 @@ def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.
     return s.log, steps
 
 
-@run.defjvp
-def _refuse(policy: Policy, places: int, primals: Any, tangents: Any) -> NoReturn:
+def refuse_derivative(*_: Any) -> NoReturn:
+    """The derivative of `run`: there is none."""
     raise TypeError(
         "sampled engines have no derivative that automatic differentiation could find; take finite "
         "differences on the same trace"
     )
+
+
+run.defjvp(refuse_derivative)
 
 
 class _Piece(NamedTuple):
@@ -113,17 +121,48 @@ class _Piece(NamedTuple):
     left: jax.Array | None
 
 
-def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
-    """One step of one engine."""
+class Coming(NamedTuple):
+    """What an engine knows of requests that are not in its queue yet but may come.
+
+    Attributes:
+      ready: whether it may start an iteration now.
+      exists: whether there is one.
+      at: when the next one comes, if there is one.
+    """
+
+    ready: jax.Array
+    exists: jax.Array
+    at: Clock
+
+
+def step(
+    policy: Policy,
+    lane: Lane,
+    fetch: Callable[[Number], Head],
+    known: Number,
+    s: State,
+    coming: Coming | None = None,
+) -> State:
+    """One step of one engine.
+
+    Args:
+      policy: what an iteration holds.
+      lane: the engine.
+      fetch: the request at an index of the queue.
+      known: requests that have been or are in the queue.
+      s: before the step.
+      coming: what may still come; None where `known` are all.
+    """
     chunked, decode_only = policy == "chunked", policy == "decode"
-    kind, requests = lane.rate.dtype, rows.n_in.shape[0] - 1
+    kind = lane.rate.dtype
 
     def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
         room = (batch < lane.max_batch) & (held + head.tokens <= lane.capacity)
-        return room & (waited >= 0.0) & (head.index < requests)
+        return room & (waited >= 0.0) & (head.index < known)
 
     entering = may_enter(s.head, s.clock.since(s.head.arrival), s.batch + s.opened.joins, s.held)
-    piece = _piece(policy, lane, s, entering)
+    ready = jnp.ones((), bool) if coming is None else coming.ready
+    piece = _piece(policy, lane, s, ready & entering, ready & s.begun)
     single = piece.finishes & (s.head.n_out == 1)
     opened = _with_piece(s, piece, single)
     held = s.held + jnp.where(piece.taken & ~s.begun, s.head.tokens, 0)
@@ -131,14 +170,14 @@ def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
     leaves = s.iteration + s.head.n_out - (1 if chunked else 2)
     ring = s.ring.enter(leaves, s.head.tokens, piece.finishes & ~single)
 
-    head = head_at(rows, s.head.index + piece.finishes.astype(jnp.int32))
+    head = fetch(s.head.index + piece.finishes.astype(jnp.int32))
     waited = s.clock.since(head.arrival)
     cached = lane.cached(head.n_in.astype(kind))
     more = piece.finishes & may_enter(head, waited, s.batch + opened.joins, held)
     if piece.left is not None:
         needed = _NO_TOKENS if chunked else head.n_in.astype(kind) - cached
         more = more & (piece.left >= needed)
-    closes = ~more
+    closes = ready & ~more
 
     batch, context = s.batch, s.context
     if decode_only:
@@ -158,14 +197,17 @@ def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
         context=context.astype(kind),
         most=ring.until(s.iteration),
     )
-    comes = (head.index < requests) & (waited < 0.0)
-    k = jnp.where(comes, iterations_until(spell, -waited), spell.most)
+    comes = (head.index < known) & (waited < 0.0)
+    until = jnp.where(comes, -waited, jnp.inf)
+    if coming is not None:
+        until = jnp.minimum(until, jnp.where(coming.exists, coming.at.since(s.clock), jnp.inf))
+    k = iterations_until(spell, until)
     takes = jnp.where(mixed, first, duration(spell, k.astype(kind)))
     runs = closes & ((batch > 0) | mixed)
     k = jnp.where(runs, jnp.where(mixed, 1 if chunked else 0, k), 0)
     clock = s.clock.after(jnp.where(runs, takes, 0.0))
     idle = closes & ~runs & comes
-    clock = Clock(*(jnp.where(idle, a, b) for a, b in zip(head.arrival, clock, strict=True)))
+    clock = head.arrival.where(idle, clock)
 
     last = s.iteration + k - 1
     gone, gone_tokens, ring = ring.leave(last, k > 0)
@@ -179,12 +221,13 @@ def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
         context_after = context_after + jnp.where(closes, opened.join_context, 0)
 
     # an entry that means nothing is overwritten by the next one of its place, or marked as such
+    finished = s.head.arrival.where(piece.finishes, s.finished)
     out = closes & (opened.joins > 0)
     place = head.index - out.astype(jnp.int32)
     number = s.iteration - (0 if chunked else 1)
     log = Log(
         first_iteration=put(s.log.first_iteration, place, jnp.where(out, number, NEVER)),
-        first_lag=put(s.log.first_lag, place, clock.since(head.arrival)),
+        first_lag=put(s.log.first_lag, place, clock.since(finished)),
         last_iteration=put(s.log.last_iteration, s.departures, last),
         last=Clock(*(put(a, s.departures, b) for a, b in zip(s.log.last, clock, strict=True))),
     )
@@ -196,6 +239,8 @@ def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
         begun=(s.begun | piece.taken) & ~piece.finishes,
         batch=batch_after,
         context=context_after,
+        gone=jnp.where(runs | idle, gone + opened.singles, s.gone),
+        finished=finished,
         held=held - gone_tokens - jnp.where(closes, opened.single_tokens, 0),
         opened=jax.tree.map(lambda x: jnp.where(closes, jnp.zeros_like(x), x), opened),
         ring=ring,
@@ -204,12 +249,12 @@ def step(policy: Policy, lane: Lane, rows: Rows, s: State) -> State:
     )
 
 
-def _piece(policy: Policy, lane: Lane, s: State, entering: jax.Array) -> _Piece:
+def _piece(policy: Policy, lane: Lane, s: State, entering: jax.Array, goes_on: jax.Array) -> _Piece:
     """What the open iteration takes of the head's prompt."""
     rest = s.head.n_in.astype(lane.rate.dtype) - s.done
     if policy == "chunked":
         left = lane.tokens - s.batch.astype(rest.dtype) - s.opened.new
-        taken = (left > _NO_TOKENS) & (s.begun | entering)
+        taken = (left > _NO_TOKENS) & (goes_on | entering)
         size = jnp.where(taken, jnp.minimum(rest, left), 0.0)
         return _Piece(taken, taken & (rest <= left + _NO_TOKENS), size, left - size)
     if policy == "decode":

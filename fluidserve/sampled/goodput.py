@@ -11,14 +11,14 @@ import numpy as np
 
 from fluidserve._typing import Leaf
 from fluidserve.sampled.aggregated import (
+    Program,
     check_aggregated,
-    lanes_of,
+    engines_for,
     places_for,
     policy_of,
     serve_lanes,
 )
 from fluidserve.sampled.blocks import in_blocks
-from fluidserve.sampled.engine import Policy
 from fluidserve.sampled.margin import attainments, judged, margin, spare_growth
 from fluidserve.sampled.search import EVALUATIONS, search
 from fluidserve.sampled.trace import Rows, Trace, rows_of
@@ -104,7 +104,9 @@ class _Evaluate:
         open_ended = any(np.isinf(x).any() for x in limits)
         open_ended &= slo.e2e is None or bool(np.isinf(slo.e2e).any())
         places = max(places_for(trace) for trace in traces)
-        self._program = functools.partial(_margins, policy_of(system), places, open_ended)
+        self._engines = engines_for(system)
+        program = (policy_of(system), places, self._engines)
+        self._program = functools.partial(_margins, program, open_ended)
 
     def __call__(self, trace: np.ndarray, candidate: np.ndarray, rate: np.ndarray) -> np.ndarray:
         """Margin of each job: a candidate on a trace at a rate."""
@@ -117,15 +119,14 @@ class _Evaluate:
             return self._program(*own, rates, self._rows[t], self._longest)
 
         spare = np.empty(len(trace))
-        for (_, job), found in zip(jobs, in_blocks(jobs, evaluate), strict=True):
+        for (_, job), found in zip(jobs, in_blocks(jobs, evaluate, self._engines), strict=True):
             spare[job] = found
         return spare
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _margins(
-    policy: Policy,
-    places: int,
+    program: Program,
     open_ended: bool,
     system: AggregatedSystem,
     slo: Slo,
@@ -134,7 +135,7 @@ def _margins(
     longest: int,
 ) -> jax.Array:
     """What each lane has to spare of its promise at its rate, as log-odds."""
-    served = serve_lanes(policy, places, lanes_of(system, rate, longest), rows)
+    served = serve_lanes(program, system, rate, rows, longest)
     n_out = rows.n_out[:-1]
     window = judged(n_out.shape[0])
     joint, each = attainments(slo, served, n_out)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fluidserve._typing import Number
+from fluidserve.sampled.pool import PoolLog
 from fluidserve.sampled.state import NEVER, Clock, Log
 from fluidserve.sampled.trace import Rows
 
@@ -40,17 +41,16 @@ def latencies(rate: Number, rows: Rows, log: Log) -> Served:
     requests = rows.n_in.shape[0] - 1
     entry = jnp.where(log.first_iteration < NEVER, jnp.arange(requests + 1), requests)
     entry = lax.cummin(entry, reverse=True)[:-1]
-    following = jnp.minimum(entry + 1, requests)
     arrival = Clock(rows.whole[:-1], rows.part[:-1])
-    of_following = Clock(rows.whole[following], rows.part[following])
+    of_entry = Clock(rows.whole[entry], rows.part[entry])
     lag = log.first_lag[entry]
-    ttft = lag + of_following.since(arrival)
+    ttft = lag + of_entry.since(arrival)
     iteration = log.first_iteration[entry] + rows.n_out[:-1] - 1
     last = jnp.searchsorted(log.last_iteration, iteration, method="scan_unrolled")
     last = jnp.minimum(last, requests)
     end = Clock(log.last.whole[last], log.last.part[last])
     gaps = rows.n_out[:-1] - 1
-    tpot = (end.since(of_following) - lag) / jnp.maximum(gaps, 1).astype(lag.dtype)
+    tpot = (end.since(of_entry) - lag) / jnp.maximum(gaps, 1).astype(lag.dtype)
     started = entry < requests
     ended = started & ((gaps == 0) | (log.last_iteration[last] < NEVER))
     return Served(
@@ -58,3 +58,16 @@ def latencies(rate: Number, rows: Rows, log: Log) -> Served:
         tpot=jnp.where(ended, jnp.where(gaps > 0, tpot, 0.0) / rate, jnp.inf),
         e2e=jnp.where(ended, jnp.where(gaps > 0, end.since(arrival), ttft) / rate, jnp.inf),
     )
+
+
+def pool_latencies(rate: Number, rows: Rows, log: PoolLog) -> Served:
+    """Reads the log of one deployment of several engines.
+
+    Args:
+      rate: of the deployment, 1/s.
+      rows: the trace.
+      log: of its engines.
+    """
+    of_queues = Rows(*(x[log.queue] for x in rows))
+    served = jax.vmap(latencies, (None, 0, 0))(rate, of_queues, log.engines)
+    return Served(*(x[log.engine[:-1], log.place[:-1]] for x in served))

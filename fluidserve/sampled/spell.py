@@ -89,10 +89,10 @@ def iterations_until(spell: Spell, time: Number) -> Number:
 
     Args:
       spell: the step times.
-      time: from the start of the spell; not positive gives 1.
+      time: from the start of the spell; may be ``inf``.
     """
     most = spell.most.astype(jnp.result_type(spell.first))
-    time = jnp.maximum(time, 0.0)
+    time = jnp.clip(time, 0.0, duration(spell, most))
     half = spell.first - 0.5 * spell.slope
     root = jnp.sqrt(jnp.maximum(half * half + 2.0 * spell.slope * time, 0.0))
     x = jnp.clip(2.0 * time / jnp.maximum(half + root, _tiny(half)), 1.0, most)

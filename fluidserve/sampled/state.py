@@ -60,6 +60,10 @@ class Clock(NamedTuple):
         carry = jnp.floor(part)
         return Clock(self.whole + carry.astype(jnp.int32), part - carry)
 
+    def where(self, chosen: Number, other: "Clock") -> "Clock":
+        """This time where chosen, else the other."""
+        return Clock(*(jnp.where(chosen, a, b) for a, b in zip(self, other, strict=True)))
+
 
 class Head(NamedTuple):
     """The first request whose prompt is not finished; the last row of the trace when there is none.
@@ -171,7 +175,7 @@ class Log(NamedTuple):
     Attributes:
       first_iteration: at the last of the prompts that an iteration finishes, the index of the
         iteration with their first tokens; `NEVER` elsewhere, (requests + 1,).
-      first_lag: there, its end after the arrival of the next request, in mean gaps.
+      first_lag: there, its end after the arrival of that request, in mean gaps.
       last_iteration: iterations at whose end requests leave, in order, then `NEVER`.
       last: their ends.
     """
@@ -194,6 +198,8 @@ class State(NamedTuple):
       batch: decoding requests.
       context: sum of their contexts, tokens.
       held: tokens of KV reserved.
+      gone: requests that left when the clock was last moved.
+      finished: arrival of the last request whose prompt is finished.
       opened: of the next iteration.
       ring: departures.
       departures: iterations at whose end requests have left.
@@ -208,6 +214,8 @@ class State(NamedTuple):
     batch: jax.Array
     context: jax.Array
     held: jax.Array
+    gone: jax.Array
+    finished: Clock
     opened: Opened
     ring: Ring
     departures: jax.Array
@@ -219,10 +227,11 @@ def put(array: jax.Array, at: Number, value: Number) -> jax.Array:
     return array.at[at].set(value, mode="promise_in_bounds")
 
 
-def head_at(rows: Rows, index: Number) -> Head:
-    """A request of a trace as the head of the queue."""
-    arrival = Clock(rows.whole[index], rows.part[index])
-    return Head(index=index, arrival=arrival, n_in=rows.n_in[index], n_out=rows.n_out[index])
+def head_at(rows: Rows, index: Number, request: Number | None = None) -> Head:
+    """A request of a trace as the head of a queue at some index; None: at its own."""
+    row = index if request is None else request
+    arrival = Clock(rows.whole[row], rows.part[row])
+    return Head(index=index, arrival=arrival, n_in=rows.n_in[row], n_out=rows.n_out[row])
 
 
 def idle_engine(places: int, lane: Lane, rows: Rows) -> State:
@@ -243,6 +252,8 @@ def idle_engine(places: int, lane: Lane, rows: Rows) -> State:
         batch=count,
         context=count,
         held=count,
+        gone=count,
+        finished=start,
         opened=Opened(count, count, count, count, count, zero, zero, zero),
         ring=Ring(
             leaving=jnp.zeros(places, jnp.int32),

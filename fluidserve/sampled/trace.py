@@ -22,11 +22,13 @@ class Trace:
       arrival: times, not decreasing and not negative, s; divided by a rate they arrive at it.
       n_in: prompt tokens, whole numbers.
       n_out: output tokens, whole numbers.
+      choice: for random dispatch, uniform in [0, 1).
     """
 
     arrival: np.ndarray
     n_in: np.ndarray
     n_out: np.ndarray
+    choice: np.ndarray
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -47,12 +49,14 @@ class Rows(NamedTuple):
       part: the rest, in [0, 1).
       n_in: prompt tokens.
       n_out: output tokens.
+      choice: for random dispatch.
     """
 
     whole: jax.Array
     part: jax.Array
     n_in: jax.Array
     n_out: jax.Array
+    choice: jax.Array
 
 
 def draw_trace(workload: Workload, *, seed: int, requests: int = REQUESTS) -> Trace:
@@ -69,12 +73,13 @@ def draw_trace(workload: Workload, *, seed: int, requests: int = REQUESTS) -> Tr
     """
     if requests < 1:
         raise InputError(f"requests = {requests} must be at least 1")
-    for_gaps, for_lengths = (
-        np.random.default_rng(s) for s in np.random.SeedSequence([seed, 2]).spawn(2)
+    for_gaps, for_lengths, for_choices = (
+        np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
     )
     gaps = _gaps(stratified(requests, for_gaps), float(workload.arrival_scv))
     n_in, n_out = draw_lengths(workload.lengths, requests, for_lengths)
-    return Trace(arrival=np.cumsum(gaps), n_in=n_in, n_out=n_out)
+    choice = for_choices.random(requests)
+    return Trace(arrival=np.cumsum(gaps), n_in=n_in, n_out=n_out, choice=choice)
 
 
 def _gaps(u: np.ndarray, scv: float) -> np.ndarray:
@@ -103,4 +108,5 @@ def rows_of(trace: Trace) -> Rows:
         part=jnp.asarray(arrival - whole, float),
         n_in=counts(trace.n_in),
         n_out=counts(trace.n_out),
+        choice=jnp.asarray(np.append(trace.choice, 0.0), float),
     )

@@ -8,6 +8,7 @@ import pytest
 from sampled_helpers import one_of, problem_of, system_of, varied
 
 from fluidserve import eventsim
+from fluidserve.eventsim.dispatch import stream
 from fluidserve.sampled.aggregated import serve
 from fluidserve.sampled.trace import Trace, draw_trace
 
@@ -64,7 +65,7 @@ def test_requests_at_one_time_are_prefilled_together():
     """Three prompts of 100 tokens at once: one iteration of 300 tokens, then two of decode."""
     system = varied(system_of(problem_of("paper"), "1C tp1"))
     trace = Trace(
-        arrival=np.array([1.0, 1.0, 1.0]), n_in=np.full(3, 100), n_out=np.array([1, 2, 3])
+        arrival=np.ones(3), n_in=np.full(3, 100), n_out=np.array([1, 2, 3]), choice=np.zeros(3)
     )
     served = serve(system, 1.0, trace)
     instance = system.instance
@@ -101,3 +102,13 @@ def test_differentiation_is_refused(derivative):
     system, trace = varied(system_of(problem_of("paper"), "1C tp4")), trace_of(64)
     with pytest.raises(TypeError, match="finite differences"):
         derivative(lambda rate: serve(system, rate, trace).ttft.mean())(2.0)
+
+
+@pytest.mark.parametrize("dispatch", ["shared", "round-robin", "random"])
+@pytest.mark.parametrize("label", ["3S tp1 b512", "4C tp1"])
+def test_several_instances_are_those_of_the_simulator(label, dispatch):
+    system = varied(system_of(problem_of("paper", dispatch=dispatch), label), **LIMITS)
+    replicas, trace = int(system.replicas), trace_of()
+    chosen = stream(0).integers(replicas, size=len(trace))
+    trace = dataclasses.replace(trace, choice=(chosen + 0.5) / replicas)
+    assert max(worst(system, 1.5 * RATES, trace)) < 1e-9

@@ -1,0 +1,170 @@
+"""Several engines of one deployment, between which requests are spread as they come.
+
+The engines advance together, each as far as it can without knowing where the next request goes: up
+to the first end of an iteration at or after it comes. When all have come that far, the request
+goes to the one that the rule chooses, with the loads of that very moment.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fluidserve._typing import Number
+from fluidserve.sampled.engine import MOST_STEPS, Coming, Policy, refuse_derivative, step
+from fluidserve.sampled.state import Clock, Head, Lane, Log, State, head_at, idle_engine, put
+from fluidserve.sampled.trace import Rows
+
+_NOWHERE = 1 << 30
+
+
+class Sent(NamedTuple):
+    """How the requests of a trace are spread.
+
+    Attributes:
+      at: when each is sent to an engine, before or when it arrives there, (requests + 1,).
+      to: which engine each goes to, (requests,); None: the one with fewest requests, then the
+        lowest index.
+    """
+
+    at: Clock
+    to: jax.Array | None
+
+
+class PoolLog(NamedTuple):
+    """What a run of several engines leaves behind.
+
+    Attributes:
+      engines: the log of each engine, its requests in their own order, (engines, requests + 1).
+      queue: which requests these are, (engines, requests + 1).
+      engine: where each request went, (requests + 1,).
+      place: its index there, (requests + 1,).
+    """
+
+    engines: Log
+    queue: jax.Array
+    engine: jax.Array
+    place: jax.Array
+
+
+class _PoolState(NamedTuple):
+    """All engines between two steps; those beyond the deployment's number never get requests."""
+
+    engines: State
+    queue: jax.Array
+    length: jax.Array
+    following: jax.Array  # the request that is sent next
+    engine: jax.Array
+    place: jax.Array
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def run_pool(
+    policy: Policy,
+    places: int,
+    engines: int,
+    lanes: Lane,
+    replicas: jax.Array,
+    rows: Rows,
+    sent: Sent,
+) -> tuple[PoolLog, jax.Array]:
+    """Serves a trace on every deployment; see `fluidserve.sampled.engine.run`.
+
+    Args:
+      policy: of all engines.
+      places: of the ring.
+      engines: most engines of a deployment.
+      lanes: each engine of a deployment, leaves of shape (lanes,); `rate` is that of all of them.
+      replicas: engines of each deployment, (lanes,).
+      rows: the trace; leaves with lanes on the first axis differ between them.
+      sent: where requests go, leaves in the same way.
+
+    Returns:
+      the logs, lanes on the first axis, and the steps of the loop.
+
+    Raises:
+      TypeError: when differentiated.
+    """
+    requests = rows.n_in.shape[-1] - 1
+    lane_axes = jax.tree.map(lambda _: 0, lanes)
+    row_axes, sent_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, (rows, sent))
+    axes = (lane_axes, row_axes, sent_axes, 0)
+
+    def begin(lane: Lane, rows: Rows, _: Sent, count: jax.Array) -> _PoolState:
+        one = idle_engine(places, lane, rows)
+        copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (engines, *x.shape)), one)
+        entries = jnp.zeros(requests + 1, jnp.int32)
+        return _PoolState(
+            engines=copies,
+            queue=jnp.zeros((engines, requests + 1), jnp.int32),
+            length=jnp.zeros(engines, jnp.int32),
+            following=jnp.zeros_like(count),
+            engine=entries,
+            place=entries,
+        )
+
+    start = jax.vmap(begin, axes)(lanes, rows, sent, replicas)
+    advance = jax.vmap(functools.partial(_step, policy), (*axes, 0))
+
+    def busy(carry: tuple[jax.Array, _PoolState]) -> jax.Array:
+        steps, s = carry
+        e = s.engines
+        unfinished = (e.head.index < s.length) | (e.batch > 0) | (e.opened.joins > 0)
+        unfinished = jnp.any(unfinished) | jnp.any(s.following < requests)
+        return (steps < MOST_STEPS * requests) & unfinished
+
+    def body(carry: tuple[jax.Array, _PoolState]) -> tuple[jax.Array, _PoolState]:
+        steps, s = carry
+        return steps + 1, advance(lanes, rows, sent, replicas, s)
+
+    steps, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    return PoolLog(s.engines.log, s.queue, s.engine, s.place), steps
+
+
+run_pool.defjvp(refuse_derivative)
+
+
+def _step(
+    policy: Policy, lane: Lane, rows: Rows, sent: Sent, replicas: jax.Array, s: _PoolState
+) -> _PoolState:
+    """Advances the engines of one deployment, then sends the next request if all are ready."""
+    requests = rows.n_in.shape[0] - 1
+    exists = s.following < requests
+    at = Clock(sent.at.whole[s.following], sent.at.part[s.following])
+
+    def alone(engine: State, queue: jax.Array, length: jax.Array) -> State:
+        def fetch(index: Number) -> Head:
+            return head_at(rows, index, queue[index])
+
+        ready = ~exists | (engine.clock.since(at) < 0.0)
+        return step(policy, lane, fetch, length, engine, Coming(ready, exists, at))
+
+    engines = jax.vmap(alone)(s.engines, s.queue, s.length)
+
+    ahead = engines.clock.since(at)
+    waiting = s.length - engines.head.index
+    idle = (engines.batch + engines.opened.joins + engines.opened.pieces + waiting) == 0
+    sends = exists & jnp.all(idle | (ahead >= 0.0))
+    load = waiting + engines.batch + jnp.where(ahead > 0.0, engines.gone, 0)
+    real = jnp.arange(len(load)) < replicas
+    fewest = jnp.argmin(jnp.where(real, load, _NOWHERE)).astype(jnp.int32)
+    to = fewest if sent.to is None else sent.to[s.following]
+    place = s.length[to]
+    chosen = (jnp.arange(len(load)) == to) & sends
+    new = head_at(rows, place, s.following)
+    first = chosen & (waiting == 0)
+    head = jax.tree.map(lambda a, b: jnp.where(first, a, b), new, engines.head)
+    done = jnp.where(first, lane.cached(new.n_in.astype(lane.rate.dtype)), engines.done)
+    queue = s.queue.at[to, place].set(
+        jnp.where(sends, s.following, s.queue[to, place]), mode="promise_in_bounds"
+    )
+    return _PoolState(
+        engines=engines._replace(head=head, done=done),
+        queue=queue,
+        length=s.length + chosen.astype(jnp.int32),
+        following=s.following + sends.astype(jnp.int32),
+        engine=put(s.engine, s.following, to),
+        place=put(s.place, s.following, place),
+    )
