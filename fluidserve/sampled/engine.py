@@ -41,8 +41,9 @@ from fluidserve.sampled.state import (
 from fluidserve.sampled.trace import Rows
 from fluidserve.timing.model import decode_work
 
-Policy = Literal["prompts-first", "chunked", "decode"]
-"""``decode``: prompts are computed elsewhere and their first token is out; they join at once."""
+Policy = Literal["prompts-first", "chunked", "decode", "decode-first"]
+"""``decode``: prompts are computed elsewhere, and their first token is out; they join at once.
+``decode-first``: the same, and the first iteration makes the first token."""
 
 _NO_TOKENS = 1e-3
 """Less than that of a prompt is a rounding error (a cached share need not be whole tokens)."""
@@ -153,7 +154,9 @@ def step(
       s: before the step.
       coming: what may still come; None where `known` are all.
     """
-    chunked, decode_only = policy == "chunked", policy == "decode"
+    chunked, decode_only = policy == "chunked", policy in ("decode", "decode-first")
+    # an iteration of prompts only has no number of its own
+    behind = 0 if policy in ("chunked", "decode-first") else 1
     kind = lane.rate.dtype
 
     def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
@@ -164,10 +167,11 @@ def step(
     ready = jnp.ones((), bool) if coming is None else coming.ready
     piece = _piece(policy, lane, s, ready & entering, ready & s.begun)
     single = piece.finishes & (s.head.n_out == 1)
-    opened = _with_piece(s, piece, single)
+    if decode_only:
+        single = jnp.zeros((), bool)
+    opened = _with_piece(s, piece, single, made=0 if policy == "decode-first" else 1)
     held = s.held + jnp.where(piece.taken & ~s.begun, s.head.tokens, 0)
-    # an iteration of prompts only has no number of its own
-    leaves = s.iteration + s.head.n_out - (1 if chunked else 2)
+    leaves = s.iteration + s.head.n_out - 1 - behind
     ring = s.ring.enter(leaves, s.head.tokens, piece.finishes & ~single)
 
     head = fetch(s.head.index + piece.finishes.astype(jnp.int32))
@@ -202,6 +206,8 @@ def step(
     if coming is not None:
         until = jnp.minimum(until, jnp.where(coming.exists, coming.at.since(s.clock), jnp.inf))
     k = iterations_until(spell, until)
+    if policy == "decode-first":
+        k = jnp.where(opened.joins > 0, 1, k)
     takes = jnp.where(mixed, first, duration(spell, k.astype(kind)))
     runs = closes & ((batch > 0) | mixed)
     k = jnp.where(runs, jnp.where(mixed, 1 if chunked else 0, k), 0)
@@ -224,7 +230,7 @@ def step(
     finished = s.head.arrival.where(piece.finishes, s.finished)
     out = closes & (opened.joins > 0)
     place = head.index - out.astype(jnp.int32)
-    number = s.iteration - (0 if chunked else 1)
+    number = s.iteration - behind
     log = Log(
         first_iteration=put(s.log.first_iteration, place, jnp.where(out, number, NEVER)),
         first_lag=put(s.log.first_lag, place, clock.since(finished)),
@@ -257,19 +263,19 @@ def _piece(policy: Policy, lane: Lane, s: State, entering: jax.Array, goes_on: j
         taken = (left > _NO_TOKENS) & (goes_on | entering)
         size = jnp.where(taken, jnp.minimum(rest, left), 0.0)
         return _Piece(taken, taken & (rest <= left + _NO_TOKENS), size, left - size)
-    if policy == "decode":
+    if policy != "prompts-first":
         return _Piece(entering, entering, jnp.where(entering, rest, 0.0), None)
     taken = entering & ((s.opened.pieces == 0) | (s.opened.new + rest <= lane.tokens))
     size = jnp.where(taken, rest, 0.0)
     return _Piece(taken, taken, size, lane.tokens - s.opened.new - size)
 
 
-def _with_piece(s: State, piece: _Piece, single: jax.Array) -> Opened:
-    """The open iteration with a piece of the head."""
+def _with_piece(s: State, piece: _Piece, single: jax.Array, *, made: int) -> Opened:
+    """The open iteration with a piece of the head, which enters decode with `made` tokens."""
     o, several = s.opened, piece.finishes & ~single
     return Opened(
         joins=o.joins + piece.finishes.astype(jnp.int32),
-        join_context=o.join_context + jnp.where(several, s.head.n_in + 1, 0),
+        join_context=o.join_context + jnp.where(several, s.head.n_in + made, 0),
         singles=o.singles + single.astype(jnp.int32),
         single_tokens=o.single_tokens + jnp.where(single, s.head.tokens, 0),
         pieces=o.pieces + piece.taken.astype(jnp.int32),

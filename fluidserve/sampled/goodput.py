@@ -10,20 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluidserve._typing import Leaf
-from fluidserve.sampled.aggregated import (
-    Program,
-    check_aggregated,
-    engines_for,
-    places_for,
-    policy_of,
-    serve_lanes,
-)
 from fluidserve.sampled.blocks import in_blocks
 from fluidserve.sampled.margin import attainments, judged, margin, spare_growth
 from fluidserve.sampled.search import EVALUATIONS, search
+from fluidserve.sampled.serve import Program, has_room, program_for
 from fluidserve.sampled.trace import Rows, Trace, rows_of
 from fluidserve.specs.slo import Slo
-from fluidserve.timing.instance import AggregatedSystem
+from fluidserve.timing.instance import AggregatedSystem, System
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +38,7 @@ class SampledGoodput:
 
 
 def goodput(
-    system: AggregatedSystem,
+    system: System | AggregatedSystem,
     slo: Slo,
     traces: Sequence[Trace],
     *,
@@ -65,19 +58,19 @@ def goodput(
       evaluations: of every candidate at least; see `fluidserve.sampled.search.search`.
 
     Raises:
-      InputError: see `fluidserve.sampled.aggregated.check_aggregated`.
+      InputError: see `fluidserve.sampled.serve.program_for`.
     """
-    check_aggregated(system)
+    program = program_for(system, traces)
     shape = np.broadcast_shapes((1,), *(np.shape(x) for x in jax.tree.leaves((system, slo, guess))))
     system, slo, guess = jax.tree.map(
         lambda x: np.broadcast_to(np.asarray(x, float), shape), (system, slo, guess)
     )
     longest = max(trace.longest for trace in traces)
-    fits = np.flatnonzero(system.instance.kv_capacity >= longest)
+    fits = np.flatnonzero(has_room(system, longest))
     of_traces = np.zeros((len(traces), *shape))
     bracketed = np.ones(shape, bool)
     if len(fits):
-        evaluate = _Evaluate(system, slo, traces, longest)
+        evaluate = _Evaluate(program, system, slo, traces, longest)
         count = len(fits)
 
         def spare(i: np.ndarray, rates: np.ndarray) -> np.ndarray:
@@ -96,16 +89,21 @@ def goodput(
 class _Evaluate:
     """Margins of candidates on traces."""
 
-    def __init__(self, system: AggregatedSystem, slo: Slo, traces: Sequence[Trace], longest: int):
+    def __init__(
+        self,
+        program: Program,
+        system: System | AggregatedSystem,
+        slo: Slo,
+        traces: Sequence[Trace],
+        longest: int,
+    ):
         self._leaves = (system, slo)
         self._longest = longest
         self._rows = [rows_of(trace) for trace in traces]
         limits = [slo.ttft, slo.tpot]
         open_ended = any(np.isinf(x).any() for x in limits)
         open_ended &= slo.e2e is None or bool(np.isinf(slo.e2e).any())
-        places = max(places_for(trace) for trace in traces)
-        self._engines = engines_for(system)
-        program = (policy_of(system), places, self._engines)
+        self._engines = program.engines
         self._program = functools.partial(_margins, program, open_ended)
 
     def __call__(self, trace: np.ndarray, candidate: np.ndarray, rate: np.ndarray) -> np.ndarray:
@@ -128,14 +126,14 @@ class _Evaluate:
 def _margins(
     program: Program,
     open_ended: bool,
-    system: AggregatedSystem,
+    system: System | AggregatedSystem,
     slo: Slo,
     rate: jax.Array,
     rows: Rows,
     longest: int,
 ) -> jax.Array:
     """What each lane has to spare of its promise at its rate, as log-odds."""
-    served = serve_lanes(program, system, rate, rows, longest)
+    served = program.serve(system, rate, rows, longest)
     n_out = rows.n_out[:-1]
     window = judged(n_out.shape[0])
     joint, each = attainments(slo, served, n_out)

@@ -9,7 +9,7 @@ from sampled_helpers import one_of, problem_of, system_of, varied
 
 from fluidserve import eventsim
 from fluidserve.eventsim.dispatch import stream
-from fluidserve.sampled.aggregated import serve
+from fluidserve.sampled.serve import serve
 from fluidserve.sampled.trace import Trace, draw_trace
 
 RATES = np.array([0.1, 2.0, 5.0, 7.0, 4.0, 4.0, 4.0, 30.0])
