@@ -16,16 +16,19 @@ def in_blocks(
     jobs: Sequence[tuple[int, np.ndarray]],
     evaluate: Callable[[int, np.ndarray], Any],
     engines: int,
+    known: set[int],
 ) -> list[Any]:
     """Evaluates candidates in blocks, on as many threads as there are cores.
 
-    A program runs its loop on one core whatever its width.
+    A program runs its loop on one core whatever its width. The first block that runs of a width
+    goes first, so that threads do not compile one program twice.
 
     Args:
       jobs: for each trace its number and the candidates wanted on it, by index.
       evaluate: takes a trace and candidates padded to one of `WIDTHS`, and returns a pytree of
         arrays with candidates on the first axis.
       engines: of each candidate; with several, blocks are narrower.
+      known: widths whose program is compiled; completed here.
 
     Returns:
       for each job the pytree of NumPy arrays, without the padding.
@@ -41,8 +44,15 @@ def in_blocks(
         _, trace, count, padded = block
         return jax.tree.map(lambda x: np.asarray(x)[:count], evaluate(trace, padded))
 
+    early = {}
+    for place, block in enumerate(blocks):
+        width = len(block[-1])
+        if width not in known:
+            known.add(width)
+            early[place] = run(block)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = list(pool.map(run, blocks))
+        late = {i: pool.submit(run, b) for i, b in enumerate(blocks) if i not in early}
+        done = [early[i] if i in early else late[i].result() for i in range(len(blocks))]
     found = []
     for number in range(len(jobs)):
         parts = [d for d, block in zip(done, blocks, strict=True) if block[0] == number]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -104,6 +104,7 @@ class _Evaluate:
         open_ended = any(np.isinf(x).any() for x in limits)
         open_ended &= slo.e2e is None or bool(np.isinf(slo.e2e).any())
         self._engines = program.engines
+        self._widths = _compiled_widths(program, open_ended, len(traces[0]), jnp.zeros(()).dtype)
         self._program = functools.partial(_margins, program, open_ended)
 
     def __call__(self, trace: np.ndarray, candidate: np.ndarray, rate: np.ndarray) -> np.ndarray:
@@ -117,9 +118,17 @@ class _Evaluate:
             return self._program(*own, rates, self._rows[t], self._longest)
 
         spare = np.empty(len(trace))
-        for (_, job), found in zip(jobs, in_blocks(jobs, evaluate, self._engines), strict=True):
+        for (_, job), found in zip(
+            jobs, in_blocks(jobs, evaluate, self._engines, self._widths), strict=True
+        ):
             spare[job] = found
         return spare
+
+
+@functools.cache
+def _compiled_widths(*program: Hashable) -> set[int]:
+    """Widths at which a program has run in this process."""
+    return set()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -1,12 +1,18 @@
 """Deployments that the tests of sampled engines share."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fluidserve import eventsim
 from fluidserve.io.catalog import find_gpu, find_model
 from fluidserve.problem import Problem, engine_for
+from fluidserve.sampled.latencies import Served
+from fluidserve.sampled.serve import Program, program_for
+from fluidserve.sampled.trace import draw_trace, rows_of
 from fluidserve.specs.applications import find_application
 from fluidserve.specs.deployment import parse_label
 from fluidserve.specs.slo import Slo
@@ -41,3 +47,40 @@ def varied(system, **leaves):
 def one_of(system, index):
     """A deployment of a batch, its leaves plain numbers."""
     return jax.tree.map(lambda x: float(np.asarray(x)[index]) if np.ndim(x) else float(x), system)
+
+
+def trace_of(n=400, seed=3):
+    """Chat with requests that leave with their first or second token."""
+    drawn = draw_trace(find_application("chatbot"), seed=seed, requests=n)
+    n_in, n_out = np.minimum(drawn.n_in, 2000), np.minimum(drawn.n_out, 500)
+    n_out[::7] = 1
+    n_out[3::11] = 2
+    return dataclasses.replace(drawn, n_in=n_in, n_out=n_out)
+
+
+@functools.cache
+def _program(program: Program, dtype):
+    """Compiled in haste, as it runs once or twice."""
+    return jax.jit(program.serve, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def quickly_served(system, rates, trace) -> Served:
+    """As `fluidserve.sampled.serve.serve`, where all requests fit."""
+    shape = np.shape(rates)
+    leaves = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), (system, rates))
+    program = _program(program_for(system, [trace]), jnp.zeros(()).dtype)
+    return Served(*map(np.asarray, program(*leaves, rows_of(trace), trace.longest)))
+
+
+def simulated(system, rates, trace) -> Served:
+    """The same by the event simulator, one deployment after the other."""
+    found = []
+    for i, rate in enumerate(rates):
+        records = eventsim.run(one_of(system, i), trace.arrival / rate, trace.n_in, trace.n_out)
+        found.append((records.ttft, records.tpot, records.e2e))
+    return Served(*(np.stack(x) for x in zip(*found, strict=True)))
+
+
+def largest_difference(a: Served, b: Served) -> float:
+    """Over all latencies of all requests, s."""
+    return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))

@@ -1,6 +1,7 @@
 """Goodput on sampled traces: against the event simulator on the same requests."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from fluidserve.sampled.trace import draw_trace
 from fluidserve.specs.slo import Slo
 
 PAPER = problem_of("paper")
-TRACES = [draw_trace(PAPER.workload, seed=seed, requests=600) for seed in (0, 1)]
+TRACES = [draw_trace(PAPER.workload, seed=seed, requests=400) for seed in (0, 1)]
 SYSTEM = system_of(PAPER, "1S tp2 b512")
 
 
@@ -26,12 +27,18 @@ def excess(slo, trace, rate):
     return measure.excess(records.window(warmup=WARMUP, tail=TAIL), slo)
 
 
+def promise(*, e2e=math.inf, shares=(0.0, 0.0, 0.0), **limits):
+    """A promise of one form, so that one program serves them all."""
+    ttft, tpot, whole = shares
+    return Slo(e2e=e2e, ttft_share=ttft, tpot_share=tpot, e2e_share=whole, **limits)
+
+
 @pytest.mark.parametrize(
     "slo",
     [
-        Slo(ttft=0.25, tpot=0.03),
-        Slo(ttft=0.25, tpot=0.1, ttft_share=0.8, tpot_share=0.99),
-        Slo(ttft=0.5, tpot=0.1, e2e=8.0, e2e_share=0.9),
+        promise(ttft=0.25, tpot=0.03),
+        promise(ttft=0.25, tpot=0.1, shares=(0.8, 0.99, 0.0)),
+        promise(ttft=0.5, tpot=0.1, e2e=8.0, shares=(0.0, 0.0, 0.9)),
     ],
     ids=["joint", "shares", "e2e"],
 )
@@ -49,12 +56,12 @@ def test_the_simulator_finds_the_promise_just_kept(slo):
 def test_a_batch_is_its_candidates_one_by_one():
     budgets = np.array([64.0, 512.0, 4096.0])
     batch = dataclasses.replace(varied(SYSTEM, kv_capacity=[1e6, 1e6, 1e5]), token_budget=budgets)
-    slo = Slo(ttft=np.array([0.3, 0.2, 0.3]), tpot=0.05)
+    slo = promise(ttft=np.array([0.3, 0.2, 0.3]), tpot=0.05)
     found = goodput(batch, slo, TRACES, guess=5.0)
     alone = [
         goodput(
             dataclasses.replace(varied(SYSTEM, kv_capacity=c), token_budget=b),
-            Slo(ttft=t, tpot=0.05),
+            promise(ttft=t, tpot=0.05),
             TRACES,
             guess=5.0,
         ).value[0]
@@ -66,7 +73,7 @@ def test_a_batch_is_its_candidates_one_by_one():
 def test_narrow_floats_find_the_same_goodput():
     """On the same traces within 0.5 %."""
     system = dataclasses.replace(SYSTEM, token_budget=np.array([64.0, 256.0, 512.0, 1024.0]))
-    slo = Slo(ttft=0.25, tpot=np.array([0.02, 0.03, 0.04, 0.1]))
+    slo = promise(ttft=0.25, tpot=np.array([0.02, 0.03, 0.04, 0.1]))
     wide = goodput(system, slo, TRACES, guess=6.0)
     with jax.enable_x64(False):
         narrow = goodput(system, slo, TRACES, guess=6.0)
@@ -75,7 +82,8 @@ def test_narrow_floats_find_the_same_goodput():
 
 def test_what_cannot_be_kept_and_what_does_not_fit_is_zero():
     system = varied(SYSTEM, kv_capacity=[1e6, 100.0])
-    found = goodput(system, Slo(ttft=np.array([1e-6, 10.0]), tpot=1.0), TRACES, guess=1.0)
+    slo = promise(ttft=np.array([1e-6, 10.0]), tpot=1.0)
+    found = goodput(system, slo, TRACES, guess=1.0)
     assert found.value.tolist() == [0.0, 0.0]
 
 
@@ -91,7 +99,7 @@ def test_without_a_limit_on_ttft_the_backlog_decides():
 @pytest.mark.parametrize(
     ("label", "engine", "part"),
     [
-        ("2C tp2", {}, "replicas"),
+        ("17C tp2", {}, "replicas"),
         ("1C tp2pp2", {}, "pp"),
         ("1S tp2 b512", {"kv_policy": "preempt"}, "kv_policy"),
     ],
