@@ -54,14 +54,18 @@ class AggregatedProgram:
       policy: of the engines.
       places: of their rings.
       engines: most of a deployment.
+      gaps: whether times between tokens are counted.
     """
 
     policy: Policy
     places: int
     engines: int
+    gaps: bool
 
-    def serve(self, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: Leaf) -> Served:
-        """Latencies of a trace on every deployment, (lanes, requests).
+    def serve(
+        self, system: AggregatedSystem, rate: jax.Array, rows: Rows, longest: Leaf
+    ) -> tuple[Served, jax.Array | None]:
+        """Latencies of a trace on every deployment, (lanes, requests), and tokens by their gap.
 
         Args:
           system: leaves of shape (lanes,).
@@ -79,8 +83,8 @@ class AggregatedProgram:
             prefix_hit=system.prefix_hit,
         )
         if self.engines == 1:
-            log, _ = run(self.policy, self.places, lanes, rows)
-            return jax.vmap(latencies, (0, None, 0))(rate, rows, log)
+            log, gaps = run(self.policy, self.places, self.gaps, lanes, rows)
+            return jax.vmap(latencies, (0, None, 0))(rate, rows, log), gaps
         replicas = system.replicas.astype(jnp.int32)
         order = jnp.arange(rows.n_in.shape[0] - 1)
         to = None
@@ -89,11 +93,13 @@ class AggregatedProgram:
         elif system.dispatch == "random":
             to = jnp.floor(rows.choice[:-1] * replicas[:, None]).astype(jnp.int32)
         sent = Sent(Clock(rows.whole, rows.part), to)
-        log, _ = run_pool(self.policy, self.places, self.engines, lanes, replicas, rows, sent)
-        return jax.vmap(pool_latencies, (0, None, 0))(rate, rows, log)
+        log, gaps = run_pool(
+            self.policy, self.places, self.gaps, self.engines, lanes, replicas, rows, sent
+        )
+        return jax.vmap(pool_latencies, (0, None, 0))(rate, rows, log), gaps
 
 
-def aggregated_program(system: AggregatedSystem, places: int) -> AggregatedProgram:
+def aggregated_program(system: AggregatedSystem, places: int, *, gaps: bool) -> AggregatedProgram:
     """The program for a batch of deployments.
 
     Raises:
@@ -101,7 +107,7 @@ def aggregated_program(system: AggregatedSystem, places: int) -> AggregatedProgr
     """
     check_aggregated(system)
     policy: Policy = "prompts-first" if system.token_budget is None else "chunked"
-    return AggregatedProgram(policy, places, power_of_two(system.replicas))
+    return AggregatedProgram(policy, places, power_of_two(system.replicas), gaps)
 
 
 def whole(limit: Leaf, least: Leaf = 1) -> jax.Array:

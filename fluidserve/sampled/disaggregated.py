@@ -6,6 +6,7 @@ ends, rather than when decode has room; and KV that waits in prefill memory neve
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,12 @@ import numpy as np
 from fluidserve._typing import Leaf, Number
 from fluidserve.sampled.aggregated import MOST_ENGINES, power_of_two, refuse, whole
 from fluidserve.sampled.engine import Policy, run
+from fluidserve.sampled.gaps import BINS, bin_of
 from fluidserve.sampled.latencies import Served, latencies, pool_latencies
 from fluidserve.sampled.pool import Sent, run_pool
 from fluidserve.sampled.prefill import link_lags, prefill_lags
 from fluidserve.sampled.state import Clock, Lane
-from fluidserve.sampled.trace import Rows, Trace
+from fluidserve.sampled.trace import Rows, Trace, judged
 from fluidserve.timing.instance import System
 
 MOST_PREFILL = 64
@@ -54,6 +56,7 @@ class DisaggregatedProgram:
       prefills: most prefill instances.
       stages: most pipeline stages of one.
       decoded: requests of the trace that reach decode.
+      gaps: whether times between tokens are counted.
     """
 
     policy: Policy
@@ -62,8 +65,11 @@ class DisaggregatedProgram:
     prefills: int
     stages: int
     decoded: int
+    gaps: bool
 
-    def serve(self, system: System, rate: jax.Array, rows: Rows, longest: Leaf) -> Served:
+    def serve(
+        self, system: System, rate: jax.Array, rows: Rows, longest: Leaf
+    ) -> tuple[Served, jax.Array | None]:
         """Latencies of a trace on every deployment; see `AggregatedProgram.serve`."""
         prefilled, order, sent, arrives = jax.vmap(self._before_decode, (0, 0, None))(
             system, rate, rows
@@ -78,18 +84,30 @@ class DisaggregatedProgram:
             capacity=whole(system.decode.kv_capacity, longest),
         )
         if self.engines == 1:
-            log, _ = run(self.policy, self.places, lanes, decode_rows)
+            log, gaps = run(self.policy, self.places, self.gaps, lanes, decode_rows)
             served = jax.vmap(latencies)(rate, decode_rows, log)
         else:
             replicas = system.n_decode.astype(jnp.int32)
             to = self._decode_of(system, decode_rows.choice[:, :-1])
-            log, _ = run_pool(
-                self.policy, self.places, self.engines, lanes, replicas, decode_rows, Sent(sent, to)
+            log, gaps = run_pool(
+                self.policy,
+                self.places,
+                self.gaps,
+                self.engines,
+                lanes,
+                replicas,
+                decode_rows,
+                Sent(sent, to),
             )
             served = jax.vmap(pool_latencies)(rate, decode_rows, log)
-        return jax.vmap(self._joined, (0, None, 0, 0, 0, 0, 0))(
+        if gaps is not None and self.policy == "decode":
+            gaps = gaps + jax.vmap(functools.partial(self._first_gaps, rows.n_in.shape[0] - 1))(
+                rate, order, sent, arrives, served
+            )
+        joined = jax.vmap(self._joined, (0, None, 0, 0, 0, 0, 0))(
             rate, rows, prefilled, order, sent, arrives, served
         )
+        return joined, gaps
 
     def _before_decode(
         self, system: System, rate: jax.Array, rows: Rows
@@ -139,6 +157,21 @@ class DisaggregatedProgram:
             return jnp.floor(rest * system.n_decode[:, None]).astype(jnp.int32)
         return None
 
+    def _first_gaps(
+        self,
+        requests: int,
+        rate: Number,
+        order: jax.Array,
+        sent: Clock,
+        arrives: Clock,
+        served: Served,
+    ) -> jax.Array:
+        """Tokens by their gap, of the second ones of all requests: those behind the hand-over."""
+        window = judged(requests)
+        gap = arrives.since(sent)[:-1] / rate + served.ttft
+        counts = (order[:-1] >= window.start) & (order[:-1] < window.stop)
+        return jnp.zeros(BINS, gap.dtype).at[bin_of(gap)].add(counts.astype(gap.dtype))
+
     def _joined(
         self,
         rate: Number,
@@ -167,7 +200,9 @@ class DisaggregatedProgram:
         return Served(*(first.at[order].set(x) for x in (ttft, served.tpot, e2e)))
 
 
-def disaggregated_program(system: System, trace: Trace, places: int) -> DisaggregatedProgram:
+def disaggregated_program(
+    system: System, trace: Trace, places: int, *, gaps: bool
+) -> DisaggregatedProgram:
     """The program for a batch of deployments.
 
     Raises:
@@ -183,4 +218,5 @@ def disaggregated_program(system: System, trace: Trace, places: int) -> Disaggre
         prefills=power_of_two(system.n_prefill),
         stages=power_of_two(system.prefill.pp),
         decoded=several if from_prefill else len(trace),
+        gaps=gaps,
     )

@@ -52,8 +52,10 @@ MOST_STEPS = 200
 """Steps per request after which a run is given up; usual are 2 to 12."""
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.Array]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def run(
+    policy: Policy, places: int, count_gaps: bool, lanes: Lane, rows: Rows
+) -> tuple[Log, jax.Array | None]:
     """Serves a trace on every lane.
 
     It has no derivative: a path jumps where an arrival and the end of an iteration change places,
@@ -63,11 +65,12 @@ def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.
     Args:
       policy: of all lanes.
       places: of the ring, a power of 2 of at least 32 and of at least the most output tokens.
+      count_gaps: whether times between tokens are wanted.
       lanes: leaves have the shape (lanes,).
       rows: the trace; arrival times may differ between lanes, (lanes, requests + 1).
 
     Returns:
-      the logs, lanes on the first axis, and the steps of the loop.
+      the logs, lanes on the first axis, and the tokens in each bin of `fluidserve.sampled.gaps`.
 
     Raises:
       TypeError: when differentiated.
@@ -75,7 +78,9 @@ def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.
     lane_axes = jax.tree.map(lambda _: 0, lanes)
     row_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, rows)
     requests = rows.n_in.shape[-1] - 1
-    start = jax.vmap(functools.partial(idle_engine, places), (lane_axes, row_axes))(lanes, rows)
+    start = jax.vmap(functools.partial(idle_engine, places, count_gaps), (lane_axes, row_axes))(
+        lanes, rows
+    )
 
     def alone(lane: Lane, rows: Rows, s: State) -> State:
         return step(policy, lane, functools.partial(head_at, rows), requests, s)
@@ -91,8 +96,8 @@ def run(policy: Policy, places: int, lanes: Lane, rows: Rows) -> tuple[Log, jax.
         steps, s = carry
         return steps + 1, every(lanes, rows, s)
 
-    steps, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
-    return s.log, steps
+    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    return s.log, None if s.gaps is None else s.gaps.tokens
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
@@ -206,7 +211,7 @@ def step(
     if coming is not None:
         until = jnp.minimum(until, jnp.where(coming.exists, coming.at.since(s.clock), jnp.inf))
     k = iterations_until(spell, until)
-    if policy == "decode-first":
+    if policy == "decode-first" or (decode_only and s.gaps is not None):
         k = jnp.where(opened.joins > 0, 1, k)
     takes = jnp.where(mixed, first, duration(spell, k.astype(kind)))
     runs = closes & ((batch > 0) | mixed)
@@ -215,6 +220,19 @@ def step(
     idle = closes & ~runs & comes
     clock = head.arrival.where(idle, clock)
 
+    gaps = s.gaps
+    if gaps is not None:
+        if policy == "prompts-first":
+            stalled = gaps.stalled(first, opened.joins - opened.singles)
+            gaps = jax.tree.map(lambda a, b: jnp.where(runs & mixed, a, b), stalled, gaps)
+        gaps = gaps.after(
+            lane.rate,
+            s.clock.whole,
+            decoding=jnp.where(k > 0, s.batch, 0),
+            first=first,
+            more=jnp.maximum(k - 1, 0),
+            rest=takes - first,
+        )
     last = s.iteration + k - 1
     gone, gone_tokens, ring = ring.leave(last, k > 0)
     departs = (gone > 0).astype(jnp.int32)
@@ -252,6 +270,7 @@ def step(
         ring=ring,
         departures=s.departures + departs,
         log=log,
+        gaps=gaps,
     )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from fluidserve._typing import Leaf
 from fluidserve.sampled.blocks import in_blocks
-from fluidserve.sampled.margin import attainments, judged, margin, spare_growth
+from fluidserve.sampled.margin import attainments, margin, spare_growth
 from fluidserve.sampled.search import EVALUATIONS, search
-from fluidserve.sampled.serve import Program, has_room, program_for
-from fluidserve.sampled.trace import Rows, Trace, rows_of
+from fluidserve.sampled.serve import Program, has_room, program_for, stacked
+from fluidserve.sampled.trace import Rows, Trace, judged, rows_of
 from fluidserve.specs.slo import Slo
 from fluidserve.timing.instance import AggregatedSystem, System
 
@@ -61,10 +61,8 @@ def goodput(
       InputError: see `fluidserve.sampled.serve.program_for`.
     """
     program = program_for(system, traces)
-    shape = np.broadcast_shapes((1,), *(np.shape(x) for x in jax.tree.leaves((system, slo, guess))))
-    system, slo, guess = jax.tree.map(
-        lambda x: np.broadcast_to(np.asarray(x, float), shape), (system, slo, guess)
-    )
+    system, slo, guess = stacked((system, slo, guess))
+    shape = guess.shape
     longest = max(trace.longest for trace in traces)
     fits = np.flatnonzero(has_room(system, longest))
     of_traces = np.zeros((len(traces), *shape))
@@ -142,7 +140,7 @@ def _margins(
     longest: int,
 ) -> jax.Array:
     """What each lane has to spare of its promise at its rate, as log-odds."""
-    served = program.serve(system, rate, rows, longest)
+    served, _ = program.serve(system, rate, rows, longest)
     n_out = rows.n_out[:-1]
     window = judged(n_out.shape[0])
     joint, each = attainments(slo, served, n_out)

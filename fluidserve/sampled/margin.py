@@ -1,5 +1,7 @@
 """What a promise has to spare on a sampled trace."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -7,18 +9,11 @@ from jaxtyping import Array, Float
 from fluidserve._typing import Number
 from fluidserve.deploy.promise import asks_jointly, has_shares, own_shares, reported
 from fluidserve.sampled.latencies import Served
+from fluidserve.sampled.trace import judged
 from fluidserve.specs.slo import Slo
-
-WARMUP, TAIL = 0.1, 0.05
-"""Shares of the requests, in order of arrival, that are not judged at the start and at the end."""
 
 _ROUNDING = 1e-6
 _MOST_GROWTH = 0.01
-
-
-def judged(requests: int) -> slice:
-    """The requests that are judged."""
-    return slice(round(WARMUP * requests), requests - round(TAIL * requests))
 
 
 def attainments(
@@ -45,9 +40,10 @@ def attainments(
     for m, counts in zip(met, reported(slo), strict=True):
         joint = joint & (m | ~jnp.expand_dims(counts, -1))
     several = n_out[window] > 1
-    tpot = jnp.sum(met[1] & several, axis=-1) / jnp.maximum(jnp.sum(several), 1)
+    share = functools.partial(jnp.mean, axis=-1, dtype=served.ttft.dtype)
+    tpot = share(met[1] & several) / jnp.maximum(share(several), _ROUNDING)
     tpot = jnp.where(jnp.any(several), tpot, 1.0)
-    return joint.mean(-1), jnp.stack([met[0].mean(-1), tpot, met[2].mean(-1)])
+    return share(joint), jnp.stack([share(met[0]), tpot, share(met[2])])
 
 
 def margin(

@@ -60,21 +60,23 @@ class _PoolState(NamedTuple):
     place: jax.Array
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def run_pool(
     policy: Policy,
     places: int,
+    count_gaps: bool,
     engines: int,
     lanes: Lane,
     replicas: jax.Array,
     rows: Rows,
     sent: Sent,
-) -> tuple[PoolLog, jax.Array]:
+) -> tuple[PoolLog, jax.Array | None]:
     """Serves a trace on every deployment; see `fluidserve.sampled.engine.run`.
 
     Args:
       policy: of all engines.
       places: of the ring.
+      count_gaps: whether times between tokens are wanted.
       engines: most engines of a deployment.
       lanes: each engine of a deployment, leaves of shape (lanes,); `rate` is that of all of them.
       replicas: engines of each deployment, (lanes,).
@@ -82,7 +84,7 @@ def run_pool(
       sent: where requests go, leaves in the same way.
 
     Returns:
-      the logs, lanes on the first axis, and the steps of the loop.
+      the logs, lanes on the first axis, and the tokens in each bin of `fluidserve.sampled.gaps`.
 
     Raises:
       TypeError: when differentiated.
@@ -93,7 +95,7 @@ def run_pool(
     axes = (lane_axes, row_axes, sent_axes, 0)
 
     def begin(lane: Lane, rows: Rows, _: Sent, count: jax.Array) -> _PoolState:
-        one = idle_engine(places, lane, rows)
+        one = idle_engine(places, count_gaps, lane, rows)
         copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (engines, *x.shape)), one)
         entries = jnp.zeros(requests + 1, jnp.int32)
         return _PoolState(
@@ -119,8 +121,10 @@ def run_pool(
         steps, s = carry
         return steps + 1, advance(lanes, rows, sent, replicas, s)
 
-    steps, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
-    return PoolLog(s.engines.log, s.queue, s.engine, s.place), steps
+    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    gaps = s.engines.gaps
+    log = PoolLog(s.engines.log, s.queue, s.engine, s.place)
+    return log, None if gaps is None else gaps.tokens.sum(1)
 
 
 run_pool.defjvp(refuse_derivative)

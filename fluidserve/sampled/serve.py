@@ -26,13 +26,22 @@ class Program(Protocol):
         """Most engines of a deployment."""
         ...
 
-    def serve(self, system: Any, rate: jax.Array, rows: Rows, longest: Leaf) -> Served:
-        """Latencies of a trace on every deployment, (lanes, requests)."""
+    def serve(
+        self, system: Any, rate: jax.Array, rows: Rows, longest: Leaf
+    ) -> tuple[Served, jax.Array | None]:
+        """Latencies of a trace on every deployment, (lanes, requests), and tokens by their gap."""
         ...
 
 
-def program_for(system: System | AggregatedSystem, traces: Sequence[Trace]) -> Program:
+def program_for(
+    system: System | AggregatedSystem, traces: Sequence[Trace], *, gaps: bool = False
+) -> Program:
     """The program that serves a batch of deployments on any of some traces.
+
+    Args:
+      system: the deployments.
+      traces: the requests.
+      gaps: whether times between tokens are wanted.
 
     Raises:
       InputError: a deployment that it does not have, or traces of different lengths, or, for
@@ -44,8 +53,8 @@ def program_for(system: System | AggregatedSystem, traces: Sequence[Trace]) -> P
     most = max(int(np.max(trace.n_out)) for trace in traces)
     places = max(WORD, 1 << (most - 1).bit_length())
     if isinstance(system, AggregatedSystem):
-        return aggregated_program(system, places)
-    return disaggregated_program(system, traces[0], places)
+        return aggregated_program(system, places, gaps=gaps)
+    return disaggregated_program(system, traces[0], places, gaps=gaps)
 
 
 def has_room(system: System | AggregatedSystem, longest: Leaf) -> Leaf:
@@ -53,6 +62,12 @@ def has_room(system: System | AggregatedSystem, longest: Leaf) -> Leaf:
     if isinstance(system, AggregatedSystem):
         return system.instance.kv_capacity >= longest
     return (system.decode.kv_capacity >= longest) & (system.prefill.kv_capacity >= longest)
+
+
+def stacked(tree: Any) -> Any:
+    """A pytree whose leaves are arrays of one shape (candidates,)."""
+    shape = np.broadcast_shapes((1,), *(np.shape(x) for x in jax.tree.leaves(tree)))
+    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x, float), shape), tree)
 
 
 def serve(system: System | AggregatedSystem, rate: Leaf, trace: Trace) -> Served:
@@ -70,10 +85,7 @@ def serve(system: System | AggregatedSystem, rate: Leaf, trace: Trace) -> Served
       InputError: see `program_for`.
     """
     program = program_for(system, [trace])
-    shape = np.broadcast_shapes((1,), *(np.shape(x) for x in jax.tree.leaves((system, rate))))
-    system, rate = jax.tree.map(
-        lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), (system, rate)
-    )
+    system, rate = jax.tree.map(lambda x: jnp.asarray(x, float), stacked((system, rate)))
     return _serve(program, system, rate, rows_of(trace), trace.longest)
 
 
@@ -85,6 +97,6 @@ def _serve(
     rows: Rows,
     longest: Leaf,
 ) -> Served:
-    served = program.serve(system, rate, rows, longest)
+    served, _ = program.serve(system, rate, rows, longest)
     room = has_room(system, longest)[:, None]
     return Served(*(jnp.where(room, x, jnp.inf) for x in served))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf, Number
+from fluidserve.sampled.gaps import GapCount, no_gaps
 from fluidserve.sampled.trace import Rows
 from fluidserve.timing.model import AbstractTimeModel, Work
 
@@ -204,6 +205,7 @@ class State(NamedTuple):
       ring: departures.
       departures: iterations at whose end requests have left.
       log: of the run.
+      gaps: times between tokens; None where nobody asks for them.
     """
 
     iteration: jax.Array
@@ -220,6 +222,7 @@ class State(NamedTuple):
     ring: Ring
     departures: jax.Array
     log: Log
+    gaps: GapCount | None
 
 
 def put(array: jax.Array, at: Number, value: Number) -> jax.Array:
@@ -234,7 +237,7 @@ def head_at(rows: Rows, index: Number, request: Number | None = None) -> Head:
     return Head(index=index, arrival=arrival, n_in=rows.n_in[row], n_out=rows.n_out[row])
 
 
-def idle_engine(places: int, lane: Lane, rows: Rows) -> State:
+def idle_engine(places: int, count_gaps: bool, lane: Lane, rows: Rows) -> State:
     """An engine without requests at time 0, its ring of so many places."""
     entries = rows.n_in.shape[-1]
     count, zero = jnp.zeros((), jnp.int32), jnp.zeros_like(lane.rate)
@@ -267,4 +270,5 @@ def idle_engine(places: int, lane: Lane, rows: Rows) -> State:
             last_iteration=filled(NEVER, count),
             last=Clock(filled(0, count), filled(0, zero)),
         ),
+        gaps=no_gaps(rows) if count_gaps else None,
     )

@@ -13,6 +13,14 @@ from fluidserve.specs.workload import Workload, draw_lengths, stratified
 REQUESTS = 2000
 """Requests of a trace, unless told otherwise."""
 
+WARMUP, TAIL = 0.1, 0.05
+"""Shares of the requests, in order of arrival, that are not judged at the start and at the end."""
+
+
+def judged(requests: int) -> slice:
+    """The requests of a trace that are judged."""
+    return slice(round(WARMUP * requests), requests - round(TAIL * requests))
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:

@@ -69,7 +69,8 @@ def quickly_served(system, rates, trace) -> Served:
     shape = np.shape(rates)
     leaves = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), (system, rates))
     program = _program(program_for(system, [trace]), jnp.zeros(()).dtype)
-    return Served(*map(np.asarray, program(*leaves, rows_of(trace), trace.longest)))
+    served, _ = program(*leaves, rows_of(trace), trace.longest)
+    return Served(*map(np.asarray, served))
 
 
 def simulated(system, rates, trace) -> Served:

@@ -12,8 +12,7 @@ from fluidserve import eventsim
 from fluidserve.errors import InputError
 from fluidserve.eventsim import measure
 from fluidserve.sampled.goodput import goodput
-from fluidserve.sampled.margin import TAIL, WARMUP
-from fluidserve.sampled.trace import draw_trace
+from fluidserve.sampled.trace import TAIL, WARMUP, draw_trace
 from fluidserve.specs.slo import Slo
 
 PAPER = problem_of("paper")
