@@ -3,7 +3,8 @@
 ``python -m benchmarks.accuracy`` draws the judged set (225 deployments: five models, five
 workloads, five kinds of GPU, tp and pp, link speeds, dispatch rules), simulates what is not in the
 JSON-lines file yet, and compares it with the formulas as they are now. ``--set tune`` takes the
-other models, workloads and seeds on which constants and thresholds were chosen. Traces come from
+other models, workloads and seeds on which constants and thresholds were chosen; ``--set kinds``
+takes colocated and chunked deployments of five questions. Traces come from
 the directory that FLUIDSERVE_DATA names.
 """
 
@@ -28,7 +29,7 @@ from fluidserve.verify.crosscheck import requests_for
 def main() -> None:
     """Runs a set and prints its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--set", choices=["judge", "tune"], default="judge")
+    parser.add_argument("--set", choices=["judge", "tune", "kinds"], default="judge")
     parser.add_argument("--requests", type=int, default=6_000, help="most requests of a run")
     parser.add_argument("--fewest", type=int, default=2_000, help="fewest requests of a run")
     parser.add_argument("--precision", type=float, default=0.01, help="relative standard error")

@@ -12,7 +12,7 @@ from fluidserve.io.traces import read_trace
 from fluidserve.problem import Problem, engine_for
 from fluidserve.search.grid import Shape, fitting_shapes
 from fluidserve.specs.applications import find_application, synthetic_workload
-from fluidserve.specs.deployment import Disaggregated, Dispatch, Pool, parse_label
+from fluidserve.specs.deployment import Deployment, Disaggregated, Dispatch, Pool, parse_label
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
 from fluidserve.timing.kv import tokens_held
@@ -31,6 +31,15 @@ TRAFFIC = {
 GPUS = ("A100-SXM4-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X")
 LINKS = (None, None, 25e9 / 8, 100e9 / 8, 400e9 / 8, np.inf)
 RULES: tuple[Dispatch, ...] = ("shared", "shared", "shared", "jsq", "round-robin", "random")
+QUESTIONS = (
+    ("OPT-13B", "chatbot", 0.25, 0.1),
+    ("OPT-66B", "chatbot", 2.5, 0.15),
+    ("OPT-175B", "chatbot", 4.0, 0.2),
+    ("OPT-66B", "code-completion", 0.125, 0.2),
+    ("OPT-66B", "summarization", 15.0, 0.15),
+)
+"""Model, application, and limits on TTFT and TPOT, s (Zhong et al., DistServe, table 1)."""
+TOKEN_BUDGETS = (256, 512, 1024, 2048)
 DRAWS = {"judge": 9, "tune": 3}
 """Deployments for each pair of a model and a workload."""
 _SEEDS = {"judge": 20261130, "tune": 77}
@@ -56,7 +65,12 @@ class Case:
     dispatch: Dispatch
 
     @property
-    def deployment(self) -> Disaggregated:
+    def kind(self) -> str:
+        """Kind of the deployment."""
+        return self.deployment.kind
+
+    @property
+    def deployment(self) -> Deployment:
         """What is deployed."""
         return parse_label(self.label, gpu=self.gpu)
 
@@ -89,11 +103,39 @@ def problem_of(case: Case) -> Problem:
 
 def draw_cases(which: str) -> list[Case]:
     """All cases of a set, the same ones every time."""
+    if which == "kinds":
+        return _cases_of_kinds()
     cases = []
     for i, model in enumerate(MODELS[which]):
         for j, traffic in enumerate(TRAFFIC[which]):
             rng = np.random.default_rng([_SEEDS[which], i, j])
             cases += [_draw(model, traffic, rng) for _ in range(DRAWS[which])]
+    return cases
+
+
+def _cases_of_kinds() -> list[Case]:
+    """Colocated and chunked deployments of DistServe's five questions, tp 1 to 8.
+
+    One instance and a drawn number of them, limits as they are and loosened or tightened by up to
+    a third.
+    """
+    rng, cases = np.random.default_rng(20261201), []
+    for model, traffic, ttft, tpot in QUESTIONS:
+        bare = Case(model, PAPER_GPU, "paper", traffic, "", ttft, tpot, np.inf, "shared")
+        shapes = [s for s in fitting_shapes(problem_of(bare), 9)[0] if s.pp == 1]
+        for shape in shapes:
+            labels = [f"C tp{shape.tp}", *(f"S tp{shape.tp} b{b}" for b in TOKEN_BUDGETS)]
+            for label in labels:
+                replicas = int(rng.choice((1, 1, 2, 4)))
+                scale = float(np.exp(rng.uniform(-0.3, 0.3)))
+                cases.append(
+                    dataclasses.replace(
+                        bare,
+                        label=f"{replicas}{label}",
+                        ttft=round(ttft * scale, 4),
+                        tpot=round(tpot * scale, 5),
+                    )
+                )
     return cases
 
 

@@ -27,6 +27,7 @@ class Compared:
       simulated: by the simulator, 1/s.
       se: standard error of that, 1/s.
       attainment: formulas minus simulation at each of `SHARES`.
+      alone: goodput by the formulas alone, where a refining tier has its say besides, 1/s.
       latency: error of each quantile at each of `SHARES`, relative; by ``ttft p90`` and so on.
     """
 
@@ -39,6 +40,7 @@ class Compared:
     se: float
     attainment: tuple[float, ...]
     latency: dict[str, tuple[float, ...]]
+    alone: float
 
     @property
     def error(self) -> float:
@@ -68,6 +70,7 @@ def compare(
         se=simulated["se"],
         attainment=tuple(p.attainment - s["attainment"] for p, s in pairs),
         latency=latency,
+        alone=row.goodput / row.refined.factor if row.refined else row.goodput,
     )
 
 
@@ -87,6 +90,8 @@ def tables(rows: list[Compared]) -> str:
     """Markdown: goodput by confidence and by what varies, attainment, latencies."""
     rows = [r for r in rows if r.simulated > 0]
     trusted = [r for r in rows if r.confidence != "red"]
+    if any(r.case.kind != "disaggregated" for r in rows):
+        return "\n\n".join([_kinds_table(rows), *_of_kinds(rows), _latency_table(rows)])
     parts = [
         _goodput_table(
             "confidence",
@@ -98,6 +103,41 @@ def tables(rows: list[Compared]) -> str:
         _latency_table(trusted),
     ]
     return "\n\n".join(parts)
+
+
+def _kinds_table(rows: list[Compared]) -> str:
+    """Goodput of formulas alone, and after the refining tier, by kind."""
+    lines = [
+        "| kind | how | deployments | median error | 90th percentile | worst | mean signed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in ("colocated", "chunked"):
+        part = [r for r in rows if r.case.kind == kind]
+        alone = np.array([r.alone / r.simulated - 1.0 for r in part])
+        refined = np.array([r.error for r in part])
+        for how, error in (("formulas alone", alone), ("refined", refined)):
+            lines.append(
+                f"| {kind} | {how} | {len(part)} | {_errors(error)} | {error.mean():+.1%} |"
+            )
+    return "\n".join(lines)
+
+
+def _of_kinds(rows: list[Compared]) -> list[str]:
+    """Refined goodput by what varies."""
+    keys: dict[str, Callable[[Compared], str]] = {
+        "question": lambda r: f"{r.case.model} {r.case.traffic}",
+        "token budget": lambda r: r.case.label.partition(" b")[2] or "none (colocated)",
+        "tp": lambda r: r.case.label.split()[1],
+        "instances": lambda r: "one" if r.case.label.startswith("1") else "several",
+        "confidence": lambda r: r.confidence,
+    }
+    return [
+        _goodput_table(
+            f"refined, by {name}",
+            {value: [r for r in rows if key(r) == value] for value in sorted({*map(key, rows)})},
+        )
+        for name, key in keys.items()
+    ]
 
 
 def _groups(rows: list[Compared]) -> dict[str, list[Compared]]:

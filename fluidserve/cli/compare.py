@@ -40,7 +40,13 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
     began = time.perf_counter()
     try:
         found = compare(
-            problems, budget=inputs.budget, rate=rate, fewest=inputs.fewest, top=inputs.top
+            problems,
+            budget=inputs.budget,
+            rate=rate,
+            fewest=inputs.fewest,
+            top=inputs.top,
+            kinds=inputs.kinds,
+            token_budgets=inputs.token_budgets,
         )
     except NoFeasibleDeployment as error:
         if inputs.as_json:

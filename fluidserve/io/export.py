@@ -32,13 +32,17 @@ def write_csv(path: str, rows: Sequence[DeploymentResult]) -> None:
 def flat_row(row: DeploymentResult) -> dict[str, Any]:
     """A deployment as one line: the unit of a column is the end of its name.
 
-    Rates end in ``_per_s``, times in ``_s``; shares and counts have no ending.
+    Where instances do both phases their columns begin with ``both_``, and those of the pools are
+    empty. Rates end in ``_per_s``, times in ``_s``; shares and counts have no ending.
     """
     line: dict[str, Any] = {"label": row.deployment.label, "kind": row.kind, "gpus": row.gpus}
+    pools, parts = row.deployment.pools, ("replicas", "tp", "pp", "gpu")
     for role in ("prefill", "decode"):
-        pool = getattr(row.deployment, role)
-        line |= {f"{role}_{name}": getattr(pool, name) for name in ("replicas", "tp", "pp", "gpu")}
+        line |= {f"{role}_{x}": getattr(pools[role], x) if role in pools else "" for x in parts}
+    both = pools.get(row.kind)
+    line |= {f"both_{x}": getattr(both, x) if both else "" for x in parts}
     line |= {
+        "token_budget": getattr(row.deployment, "token_budget", ""),
         "goodput_per_s": row.goodput,
         "goodput_per_gpu_per_s": row.goodput_per_gpu,
         "after_one_failure_per_s": row.after_one_failure,
@@ -59,6 +63,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         "confidence": row.confidence,
         "confidence_reasons": "; ".join(row.reasons),
         "tied": row.tied,
+        "refined_factor": row.refined.factor if row.refined else "",
         **_simulated(row.simulated),
         "replayed_rate_per_s": row.replayed.rate if row.replayed else "",
         "replayed_attainment": row.replayed.attainment if row.replayed else "",

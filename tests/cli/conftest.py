@@ -18,6 +18,7 @@ SMALL = {
     "tpot": "100ms",
     "profile": "paper",
     "verify": "0",
+    "kind": "disaggregated",
 }
 """The standard small question; its decode pool binds and it takes milliseconds once compiled."""
 

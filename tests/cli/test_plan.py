@@ -34,8 +34,11 @@ def test_json_has_the_documented_keys(ask):
         "candidates",
         "seconds",
         "deployments",
+        "best_of_kind",
+        "failed_kinds",
     ]
     assert result["schema_version"] == 1
+    assert list(result["best_of_kind"]) == ["disaggregated"]
     assert result["candidates"] == 7
     assert result["profile"]["name"] == "paper"
     assert result["profile"]["provenance"].startswith("assumed")

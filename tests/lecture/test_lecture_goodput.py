@@ -107,6 +107,6 @@ def test_plan_prefers_the_split_of_the_lecture():
     """The search itself, not only single deployments, over splits of one GPU each."""
     question = figure_1()
     three = dataclasses.replace(question, gpu=dataclasses.replace(A100, gpus_per_node=1))
-    best = plan(three, budget=3).deployments[0]
+    best = plan(three, budget=3, kinds=("disaggregated",)).deployments[0]
     assert best.deployment.label.startswith("2P1D")
     assert best.goodput == row("2p1d-goodput").expected

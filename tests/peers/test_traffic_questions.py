@@ -39,7 +39,7 @@ def test_25_gigabits_carry_2_59_requests_whatever_the_gpus():
     assert row.confidence == "red"
     assert any("unstable" in reason for reason in row.reasons)
     with pytest.raises(NoFeasibleDeployment) as caught:
-        plan(transfers(25 * GIGABIT), budget=16, rate=10.0)
+        plan(transfers(25 * GIGABIT), budget=16, rate=10.0, kinds=("disaggregated",))
     assert "the KV link saturates below the rate" in caught.value.reasons
 
 
@@ -50,7 +50,9 @@ def test_100_gigabits_carry_10_requests_with_a_queue_to_see():
     # 97 ms on the link by itself, above one second in its line
     waiting = 63 * (row.tpot.mean - free.tpot.mean)
     assert waiting > 10 * 0.0966
-    assert plan(transfers(100 * GIGABIT), budget=16, rate=10.0, top=1).deployments
+    assert plan(
+        transfers(100 * GIGABIT), budget=16, rate=10.0, top=1, kinds=("disaggregated",)
+    ).deployments
 
 
 @pytest.mark.parametrize("link", [250e9, 450e9])
@@ -119,7 +121,7 @@ def test_long_prompts_want_prefill():
             ttft=60.0,
             tpot=0.05,
         )
-        found = plan(problem, budget=16, top=1).deployments[0].deployment
+        found = plan(problem, budget=16, top=1, kinds=("disaggregated",)).deployments[0].deployment
         pool = found.prefill
         return pool.replicas * pool.tp * pool.pp / found.gpus
 

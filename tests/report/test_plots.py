@@ -17,7 +17,7 @@ BUDGET = 4
 
 @pytest.fixture(scope="module")
 def best():
-    return plan(PROBLEM, budget=BUDGET).deployments[0]
+    return plan(PROBLEM, budget=BUDGET, kinds=("disaggregated",)).deployments[0]
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,15 @@ from analysis_helpers import make_problem
 
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.search.grid import disaggregated_grid
-from fluidserve.search.plan import TIE, analyse, plan, rank
+from fluidserve.search import plan as planning
+from fluidserve.search.plan import TIE, analyse, rank
 from fluidserve.search.score import question_of, score_grid
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
 from fluidserve.timing.profile import load_profile
 
 CHAT = make_problem(link=25e9)
+plan = functools.partial(planning.plan, kinds=("disaggregated",))
 BUDGET = 10
 
 

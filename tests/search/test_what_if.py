@@ -11,7 +11,7 @@ from fluidserve.search.plan import analyse, plan
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
 
-PLANS = plan(make_problem(link=25e9), budget=8, top=6).deployments
+PLANS = plan(make_problem(link=25e9), budget=8, top=6, kinds=("disaggregated",)).deployments
 
 
 def label(text: str):
