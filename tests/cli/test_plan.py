@@ -11,7 +11,7 @@ ROW = {
     *("label", "kind", "gpus", "pools", "goodput", "goodput_per_gpu", "rate", "ttft", "tpot"),
     *("e2e", "after_one_failure", "phases", "concurrency", "output_token_rate"),
     *("attainment", "utilization", "batch", "kv_use", "binding", "confidence", "tied", "simulated"),
-    "replayed",
+    *("replayed", "refined", "token_budget"),
 }
 TIMES = {"mean", "p50", "p90", "p99", "at_share"}
 
@@ -271,3 +271,27 @@ def test_a_large_headroom_is_told_in_times(ask):
     told = " ".join(ask("plan", rate="0.1").out.split())
     assert "which leaves a headroom of " in told
     assert " times. At that rate" in told
+
+
+def test_all_kinds_stand_side_by_side(ask):
+    """The default compares them, and says which wins and what holds the others back."""
+    answer = ask("plan", kind=None, token_budgets="512,2048")
+    assert answer.code == 0
+    for kind in ("disaggregated", "colocated", "chunked"):
+        assert kind in answer.out
+    assert "per GPU than" in " ".join(answer.out.split())
+    found = ask("plan", "--json", kind=None, token_budgets="512,2048").json
+    assert set(found["best_of_kind"]) == {"disaggregated", "colocated", "chunked"}
+    chunked = found["best_of_kind"]["chunked"]
+    assert chunked["token_budget"] in (512, 2048)
+    assert [pool["role"] for pool in chunked["pools"]] == ["chunked"]
+    assert chunked["refined"]["factor"] > 0
+
+
+@pytest.mark.parametrize("label", ["1C tp2", "1S tp2 b512"])
+def test_any_kind_is_simulated(ask, label):
+    found = ask("simulate", "--json", deployment=label, requests="800", rate="3").json
+    row = found["deployments"][0]
+    assert row["label"] == label
+    assert found["simulation"]["attainment"] > 0.5
+    assert found["simulation"]["utilization"]["link"] == 0.0
