@@ -198,6 +198,21 @@ class DeploymentResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class Screening:
+    """How the candidates of a plan were picked out of more, by tables.
+
+    Attributes:
+      deployments: how many there were to pick from.
+      error_p99: how far off the tables were for 99 % of the candidates, as a share of goodput.
+      error_max: the same for all candidates.
+    """
+
+    deployments: int
+    error_p99: float
+    error_max: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanResult:
     """The answer to a planning question.
 
@@ -210,6 +225,7 @@ class PlanResult:
       rejected: instance shapes left out, by reason.
       concurrency: users of a closed loop; None in an open one.
       fewest: whether rows are ranked by fewest GPUs.
+      screening: how candidates were picked; None where every deployment is one.
     """
 
     deployments: list[DeploymentResult]
@@ -220,6 +236,7 @@ class PlanResult:
     rejected: dict[str, int]
     concurrency: int | None = None
     fewest: bool = False
+    screening: Screening | None = None
 
 
 def finite_json(value: Any) -> Any:

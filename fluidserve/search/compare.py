@@ -60,7 +60,8 @@ def compare(
       InputError: as in a plan.
       NoFeasibleDeployment: none of them answers the question.
     """
-    grids = same_program([grid_of(problem, budget) for problem in problems])
+    least = least_goodput(rate, fewest=fewest)
+    grids = same_program([grid_of(problem, budget, least) for problem in problems])
     plans: dict[str, PlanResult] = {}
     failures: dict[str, NoFeasibleDeployment] = {}
     seconds: dict[str, float] = {}
@@ -76,7 +77,6 @@ def compare(
     if not plans:
         raise _none(failures)
     best = {id(found.deployments[0]): name for name, found in plans.items()}
-    least = least_goodput(rate, fewest=fewest)
     ordered = _ranked([found.deployments[0] for found in plans.values()], least)
     names = [best[id(row)] for row in ordered]
     return Comparison(

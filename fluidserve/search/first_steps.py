@@ -14,7 +14,8 @@ from fluidserve.search.score import Question
 from fluidserve.stages.decode import step_time
 from fluidserve.timing.kv import tokens_held
 
-_STEP_NODES = 33
+STEP_NODES = 33
+"""Nodes of the first decode step."""
 _CUT = 2e-6
 
 
@@ -36,7 +37,7 @@ class FirstSteps:
 
     def place(self, after: Float[Array, "..."]) -> Float[Array, "..."]:
         """Where a first step, s, lies among the nodes."""
-        beyond = _STEP_NODES - 2.0 - self.before
+        beyond = STEP_NODES - 2.0 - self.before
         low, cut, high = jnp.log(self.low), jnp.log(self.cut), jnp.log(self.high)
         at = jnp.log(jnp.clip(after, self.low, self.high))
         under = self.before * (at - low) / (cut - low)
@@ -45,8 +46,8 @@ class FirstSteps:
 
     def nodes(self, ttft: Leaf) -> Float[Array, "a p"]:
         """The nodes, two of them on either side of the cut, s."""
-        k = jnp.arange(_STEP_NODES, dtype=self.cut.dtype)[:, None]
-        beyond = _STEP_NODES - 2.0 - self.before
+        k = jnp.arange(STEP_NODES, dtype=self.cut.dtype)[:, None]
+        beyond = STEP_NODES - 2.0 - self.before
         under = self.low * (self.cut / self.low) ** (k / self.before)
         over = self.cut * (self.high / self.cut) ** ((k - self.before - 1.0) / beyond)
         nodes = jnp.where(k <= self.before, under, over)
@@ -72,6 +73,6 @@ def first_steps_of(plan: Plan, question: Question, low: Leaf) -> FirstSteps | No
     alone = plan.prefill.high[-1] * plan.prefill.pp
     cut = ttft - system.handover_overhead - transfer - alone
     cut = jnp.clip(cut, 1.001 * low, high / 1.001)
-    spaces = _STEP_NODES - 2
+    spaces = STEP_NODES - 2
     before = jnp.round(spaces * jnp.log(cut / low) / jnp.log(high / low))
     return FirstSteps(low=low, cut=cut, high=high, before=jnp.clip(before, 1.0, spaces - 1.0))

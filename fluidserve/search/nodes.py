@@ -16,6 +16,8 @@ from fluidserve._typing import Leaf
 from fluidserve.goodput import root_rate
 
 _BELOW, _ABOVE = 48, 16
+NODES = _BELOW + _ABOVE + 1
+"""Nodes of a pool over its rates."""
 _SHARPNESS = 0.01
 _IDLE = 0.003
 _ALMOST = 1.0 - 1e-6
@@ -113,4 +115,4 @@ def _node(table: Table, pool: Int[Array, "*c"], rate: Float[Array, "..."]) -> tu
     over = _BELOW + _ABOVE * beyond / _reach(anchor, end)
     at = jnp.clip(jnp.where(share < 1.0, under, over), 0.0, _BELOW + _ABOVE - 1e-3)
     node = jnp.floor(at).astype(int)
-    return pool * (_BELOW + _ABOVE + 1) + node, at - node
+    return pool * NODES + node, at - node

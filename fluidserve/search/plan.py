@@ -9,8 +9,15 @@ import numpy as np
 from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
-from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
-from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
+from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult, Screening
+from fluidserve.search.grid import (
+    MAX_CANDIDATES,
+    Grid,
+    count_deployments,
+    disaggregated_grid,
+    fitting_shapes,
+    smallest_fit,
+)
 from fluidserve.search.score import (
     Question,
     Scores,
@@ -41,6 +48,9 @@ def plan(
 ) -> PlanResult:
     """Ranks every deployment of at most `budget` GPUs.
 
+    Where there are more than `fluidserve.search.grid.MAX_CANDIDATES`, tables pick those that are
+    scored, and `PlanResult.screening` says how far off they can be.
+
     Args:
       problem: model, accelerator, traffic, promise, engine.
       budget: most GPUs over both pools.
@@ -59,21 +69,30 @@ def plan(
       NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
     """
     began = time.perf_counter()
-    result = answer(
-        problem, grid_of(problem, budget), budget=budget, rate=rate, fewest=fewest, top=top
-    )
+    grid = grid_of(problem, budget, least_goodput(rate, fewest=fewest))
+    result = answer(problem, grid, budget=budget, rate=rate, fewest=fewest, top=top)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
-def grid_of(problem: Problem, budget: int) -> Grid:
-    """The candidates of a budget.
+def grid_of(problem: Problem, budget: int, least: float | None = None) -> Grid:
+    """The candidates of a budget; those that tables pick where there are very many.
+
+    Args:
+      problem: the question.
+      budget: most GPUs over both pools.
+      least: goodput from which on fewer GPUs are better, 1/s; None where more goodput is.
 
     Raises:
       InputError: a budget below two GPUs, or one with too many candidates.
     """
     if budget < 2:
         raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
-    return disaggregated_grid(problem, budget)
+    shapes, _ = fitting_shapes(problem, budget)
+    if count_deployments(shapes, budget) <= MAX_CANDIDATES:
+        return disaggregated_grid(problem, budget)
+    from fluidserve.search.screen import screened_grid  # most questions do without
+
+    return screened_grid(problem, budget, least=least)
 
 
 def answer(
@@ -108,7 +127,18 @@ def answer(
         rejected=dict(grid.rejected),
         concurrency=problem.workload.concurrency,
         fewest=least is not None,
+        screening=_screening(grid, scores),
     )
+
+
+def _screening(grid: Grid, scores: Scores) -> Screening | None:
+    """How the candidates were picked, and how far off the tables were that picked them."""
+    if grid.screened is None:
+        return None
+    both = (grid.screened.goodput > 0) & (scores.goodput > 0)
+    error = np.abs(grid.screened.goodput[both] / scores.goodput[both] - 1.0)
+    usual, worst = np.quantile(error, [0.99, 1.0])
+    return Screening(grid.screened.deployments, float(usual), float(worst))
 
 
 def analyse(problem: Problem, deployment: Disaggregated, rate: float | None) -> DeploymentResult:

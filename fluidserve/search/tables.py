@@ -13,10 +13,10 @@ as a second axis: the link's wait behind prefill pool i scales g, between a Pois
 none; the first decode step of pool j, where it counts in TTFT, shifts the limit of f; overflow o
 and slot wait h come from a chance and a rate of pool j.
 
-How far goodput out of tables is off stands in docs/performance.md: under 0.05 % where the first
-token leaves with prefill; where it leaves with decode under 0.1 % for 99 of 100 deployments that
-are not red, and up to 1 % where a small error of latencies moves goodput far (amber). Lengths
-other than the longest that many prompts share make f jump as well, between nodes.
+How far goodput out of tables is off stands in docs/performance.md. Of deployments that are not red
+it is under 0.1 % where the first token leaves with prefill; where it leaves with decode under
+0.1 % for 99 in 100, and up to 1 % where a small error of latencies moves goodput far (amber).
+Lengths other than the longest that many prompts share make f jump as well, between nodes.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ from fluidserve.deploy.disaggregated import (
 )
 from fluidserve.deploy.promise import has_shares
 from fluidserve.errors import InputError
-from fluidserve.search.first_steps import FirstSteps, first_steps_of, shortest_step
+from fluidserve.search.first_steps import STEP_NODES, FirstSteps, first_steps_of, shortest_step
 from fluidserve.search.grid import Grid, Shape
-from fluidserve.search.nodes import Table, tabulate
+from fluidserve.search.nodes import NODES, Table, tabulate
 from fluidserve.search.score import (
     Picks,
     Question,
@@ -152,6 +152,13 @@ def tabulates(question: Question) -> bool:
     return steady and joint and question.prefill_batch == 1
 
 
+def table_bytes(question: Question, pools: int) -> int:
+    """Bytes of the tables of so many pools in float32."""
+    terms = _factors(question.bins)[1].shape[0]
+    steps = 1 if question.first_token == "prefill" else STEP_NODES
+    return 4 * NODES * pools * (steps * (terms + 1) + len(WAITS) * (terms + 4))
+
+
 def tables_of(grid: Grid, question: Question, pools: Pools) -> Tables:
     """Tables of the same pools in either role.
 
@@ -224,7 +231,7 @@ def _build(
         prefill_rate, link_rate, _ = largest_rate(plan)
         end = jnp.minimum(prefill_rate, link_rate)
 
-        def shares(rate, after):
+        def states(rate):
             state = prefill_state(
                 plan.prefill,
                 plan.system.n_prefill,
@@ -234,19 +241,20 @@ def _build(
                 max_replicas=max_replicas,
             )
             link = link_at(plan, rate, prefill_load=state.load, n_prefill=plan.system.n_prefill)
-            within = prompts_within(plan, state, link, question.slo.ttft, after)
-            done = plan.prefill.mean * plan.prefill.pp + state.wait.mean * state.unit
-            return within, done
+            return state, link
 
         def at_node(rate):
+            state, link = states(rate)
+            done = plan.prefill.mean * plan.prefill.pp + state.wait.mean * state.unit
+
             def with_step(after):
-                within, done = shares(rate, after)
+                within = prompts_within(plan, state, link, question.slo.ttft, after)
                 return jnp.concatenate([jnp.tensordot(left.T, within, axes=1), done[None]])
 
             return lax.map(with_step, nodes)
 
         def attained(rate):
-            within, _ = shares(rate, nodes[0])
+            within = prompts_within(plan, *states(rate), question.slo.ttft, nodes[0])
             return jnp.tensordot(question.bins.in_share, within, axes=1)
 
         return tabulate(attained, at_node, question.slo.attainment, end)
@@ -281,7 +289,7 @@ def _build(
             return lax.map(with_wait, jnp.array(WAITS, rate.dtype))
 
         def attained(rate):
-            within, _ = shares(rate, jnp.ones((), rate.dtype))
+            within, _ = shares(rate, jnp.zeros((), rate.dtype))
             return jnp.tensordot(question.bins.out_share, within, axes=1)
 
         return tabulate(attained, at_node, question.slo.attainment, end)

@@ -32,9 +32,11 @@ def test_json_has_the_documented_keys(ask):
         "traffic",
         "horizon",
         "candidates",
+        "screening",
         "seconds",
         "deployments",
     ]
+    assert result["screening"] is None
     assert result["schema_version"] == 1
     assert result["candidates"] == 7
     assert result["profile"]["name"] == "paper"

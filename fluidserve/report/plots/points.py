@@ -10,6 +10,7 @@ from fluidserve.eventsim import simulate
 from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
 from fluidserve.search.grid import Grid, disaggregated_grid
+from fluidserve.search.plan import grid_of
 from fluidserve.search.score import Question, describe_rows, question_of, score_grid
 from fluidserve.specs.deployment import Disaggregated
 from fluidserve.timing.intensity import arithmetic_intensity
@@ -89,9 +90,10 @@ class RooflinePoint:
 def tradeoff(problem: Problem, budget: int) -> Tradeoff:
     """The better deployments of a budget at `LOADS` of their goodput.
 
-    Those with most goodput per GPU are taken, at most 600, whatever they are called.
+    Those with most goodput per GPU are taken, at most 600, whatever they are called; of budgets
+    that are screened, those of the deployments that a plan scores.
     """
-    grid = disaggregated_grid(problem, budget)
+    grid = grid_of(problem, budget)
     question = question_of(problem)
     goodput = score_grid(grid, question).goodput
     serving = np.flatnonzero(goodput > 0)
