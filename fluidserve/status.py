@@ -72,6 +72,7 @@ class Doubt(enum.IntFlag):
     OTHER_PREFILL = enum.auto()
     DECODE_BACKLOG = enum.auto()
     FULL_LINK = enum.auto()
+    FEW_EXPERTS = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -92,6 +93,8 @@ DOUBT_TEXT = {
     Doubt.CLOSE_LIMITS: "limits 3% tighter or looser would change whether the SLO is met",
     Doubt.FULL_LINK: "users wait for the KV link, which is busy nearly all the time",
     Doubt.OTHER_PREFILL: "in a closed loop the formulas take single prompts from one shared queue",
+    Doubt.FEW_EXPERTS: "so few requests decode together that each one more uses other experts, "
+    "which makes a step much longer",
     Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
 
@@ -103,6 +106,7 @@ RED = (
     | Doubt.UNSTABLE
     | Doubt.OTHER_PREFILL
     | Doubt.FULL_LINK
+    | Doubt.FEW_EXPERTS
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 
