@@ -215,6 +215,21 @@ class DeploymentResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class Screening:
+    """How the candidates of a plan were picked out of more, by tables.
+
+    Attributes:
+      deployments: how many there were to pick from.
+      error_p99: how far off the tables were for 99 % of the candidates, as a share of goodput.
+      error_max: the same for all candidates.
+    """
+
+    deployments: int
+    error_p99: float
+    error_max: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanResult:
     """The answer to a planning question.
 
@@ -229,6 +244,7 @@ class PlanResult:
       fewest: whether rows are ranked by fewest GPUs.
       best_of_kind: the best deployment of each kind that answers the question.
       failed_kinds: why the others do not.
+      screening: how candidates were picked; None where every deployment is one.
     """
 
     deployments: list[DeploymentResult]
@@ -241,6 +257,7 @@ class PlanResult:
     fewest: bool = False
     best_of_kind: dict[Kind, DeploymentResult] = dataclasses.field(default_factory=dict)
     failed_kinds: dict[Kind, str] = dataclasses.field(default_factory=dict)
+    screening: Screening | None = None
 
 
 def finite_json(value: Any) -> Any:

@@ -77,6 +77,7 @@ class Doubt(enum.IntFlag):
     SCREENED = enum.auto()
     NOISY = enum.auto()
     BUBBLES = enum.auto()
+    FEW_EXPERTS = enum.auto()
 
 
 DOUBT_TEXT = {
@@ -101,6 +102,8 @@ DOUBT_TEXT = {
     Doubt.NOISY: "goodput differs by more than 3% between the sampled traces",
     Doubt.BUBBLES: "closed formulas of pipelines in which prompts and decode meet: they can be off "
     "by half and more",
+    Doubt.FEW_EXPERTS: "so few requests decode together that each one more uses other experts, "
+    "which makes a step much longer",
     Doubt.DECODE_BACKLOG: "decode is asked for more than it can sustain, which few requests allow",
 }
 
@@ -113,6 +116,7 @@ RED = (
     | Doubt.OTHER_PREFILL
     | Doubt.FULL_LINK
     | Doubt.BUBBLES
+    | Doubt.FEW_EXPERTS
 )
 """Doubts under which the formulas are known to fail; the others only make a result amber."""
 

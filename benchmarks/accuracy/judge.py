@@ -14,6 +14,7 @@ LEVELS = (50, 90, 99)
 _FEWEST_SEEDS, _MOST_SEEDS = 4, 24
 _LATENCY_RUNS = 2
 _CENTRED = 0.02
+_FARTHEST = 0.5
 _LONGEST = 20.0
 """CPU time after which a goodput is taken with the error that it has, s."""
 
@@ -70,7 +71,9 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
             enough = error <= precision or time.process_time() - began > _LONGEST
             if seed + 1 >= _FEWEST_SEEDS and enough:
                 break
-        root = centre * (1.0 + (float(np.mean(heights)) - target) / slope)
+        moved = (float(np.mean(heights)) - target) / slope
+        # a flat curve says little about where it comes down: no step is trusted far
+        root = centre * (1.0 + float(np.clip(moved, -_FARTHEST, _FARTHEST)))
         runs += 4 + len(heights)
         if abs(root / centre - 1.0) <= _CENTRED or time.process_time() - began > _LONGEST:
             break

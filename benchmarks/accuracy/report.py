@@ -11,6 +11,8 @@ from benchmarks.accuracy.judge import LEVELS, SHARES
 from fluidserve.results import DeploymentResult
 
 CONFIDENCE = ("green", "amber", "red")
+_UNCERTAIN = 0.05
+"""Relative standard error of a simulated goodput beyond which a row says nothing."""
 _COLOURS = {"green": "#2a9d4a", "amber": "#e39a17", "red": "#c0392b"}
 
 
@@ -88,7 +90,8 @@ def listing(rows: list[Compared]) -> str:
 
 def tables(rows: list[Compared]) -> str:
     """Markdown: goodput by confidence and by what varies, attainment, latencies."""
-    rows = [r for r in rows if r.simulated > 0]
+    every = len(rows)
+    rows = [r for r in rows if r.simulated > 0 and r.se <= _UNCERTAIN * r.simulated]
     trusted = [r for r in rows if r.confidence != "red"]
     if any(r.case.kind != "disaggregated" for r in rows):
         return "\n\n".join([_kinds_table(rows), *_of_kinds(rows), _latency_table(rows)])
@@ -102,6 +105,11 @@ def tables(rows: list[Compared]) -> str:
         _attainment_table(rows),
         _latency_table(trusted),
     ]
+    if every > len(rows):
+        parts.append(
+            f"Left out: {every - len(rows)} of {every} deployments, which meet the SLO at no rate "
+            f"or whose simulated goodput has a standard error above {_UNCERTAIN:.0%}."
+        )
     return "\n\n".join(parts)
 
 
@@ -221,7 +229,13 @@ def scatter(rows: list[Compared], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.6), constrained_layout=True)
     for level in reversed(CONFIDENCE):
-        part = [r for r in rows if r.confidence == level and r.simulated > 0 and r.goodput > 0]
+        part = [
+            r
+            for r in rows
+            if r.confidence == level
+            and min(r.simulated, r.goodput) > 0
+            and r.se <= _UNCERTAIN * r.simulated
+        ]
         x = np.array([r.simulated for r in part])
         y = np.array([r.goodput for r in part])
         label = f"{level} ({len(part)})"

@@ -1,6 +1,6 @@
 """Prints the tables of docs/performance.md.
 
-``python -m benchmarks.speed`` takes about four minutes on two cores; names of measurements leave
+``python -m benchmarks.speed`` takes about five minutes on two cores; names of measurements leave
 the others out. Times are the best of a few short repetitions, by the wall and by the CPU time of
 all threads, as other work on the machine can only add to them. Compilation stands apart.
 """
@@ -11,7 +11,7 @@ import platform
 
 import jax
 
-from benchmarks.speed import starts, subjects
+from benchmarks.speed import parts, starts, subjects
 from benchmarks.speed.registry import MEASUREMENTS, Finding, Row, Throughput
 from fluidserve import runtime
 
@@ -81,6 +81,5 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    # both modules register what they measure
-    assert starts.QUESTIONS
+    assert parts.PARTS, starts.QUESTIONS  # the modules register what they measure
     main()

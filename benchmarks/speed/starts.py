@@ -30,6 +30,17 @@ def run(arguments: str, cache: str) -> None:
     subprocess.run(words, check=True, capture_output=True, env=environment)
 
 
+@measurement("screened")
+def screened() -> Iterator[Row]:
+    """Budgets of more than a million deployments."""
+    for gpus in (1024, 4096):
+        question = QUESTIONS["Llama-3.1-70B on 16 H100"].replace("--gpus 16", f"--gpus {gpus}")
+        with tempfile.TemporaryDirectory() as cache:
+            plan = f"plan {question} --verify 0"
+            found = timed(lambda p=plan, c=cache: run(p, c), repeat=1)
+        yield Finding(f"`plan`, Llama-3.1-70B on {gpus:,} H100, screened, warm", _told(found))
+
+
 def _told(time: Timed) -> str:
     return f"{time.wall:.2f} s ({time.cpu:.2f} CPU s)"
 

@@ -18,7 +18,7 @@ from fluidserve.specs.deployment import parse_label
 from fluidserve.status import confidence_level
 
 SCORES = 400_000
-PAIRS_BUDGET = 256
+PAIRS_BUDGET = 390
 GRID_BUDGET = 64
 BUDGETS = (64, 128, 256)
 

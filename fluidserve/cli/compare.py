@@ -10,6 +10,7 @@ from fluidserve.cli.plan import (
     answer_parts,
     nothing_json,
     profile_json,
+    screening_json,
     verified,
     verify_count,
 )
@@ -117,6 +118,7 @@ def _one_json(problem: Problem, found: Comparison) -> dict[str, Any]:
     result = found.plans[name]
     return common | {
         "candidates": result.candidates,
+        "screening": screening_json(result),
         "seconds": found.seconds[name],
         "deployments": [row.to_json() for row in result.deployments],
     }

@@ -112,6 +112,11 @@ def nothing_json(error: NoFeasibleDeployment, seconds: float) -> dict[str, Any]:
     }
 
 
+def screening_json(result: PlanResult) -> dict[str, Any] | None:
+    """How the candidates were picked, as the JSON answers show it."""
+    return dataclasses.asdict(result.screening) if result.screening else None
+
+
 def verify_count(inputs: Inputs) -> int:
     """How many deployments of a plan to simulate."""
     return DEFAULT_VERIFY if inputs.verify is None else inputs.verify
@@ -159,6 +164,7 @@ def _print_json(inputs: Inputs, problem: Problem, result: PlanResult) -> None:
             "traffic": traffic_json(problem),
             "horizon": problem.horizon,
             "candidates": result.candidates,
+            "screening": screening_json(result),
             "seconds": result.seconds,
             "deployments": [row.to_json() for row in result.deployments],
             "best_of_kind": {kind: row.to_json() for kind, row in result.best_of_kind.items()},

@@ -10,6 +10,8 @@ from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import slots, step_time
 from fluidserve.status import Doubt
 
+_FEW, _FEW_IN_LANES = 0.25, 0.75
+"""Requests that decode together, over the experts' spread, below which steps differ too much."""
 NUDGE = 0.01
 """How far the rate and the limits are moved to see which of them attainment depends on."""
 
@@ -56,6 +58,11 @@ def doubts_of(
         Doubt.BATCHED_PREFILL: system.prefill_batch > 1,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
+    spread = system.decode.expert_spread
+    if spread:
+        lane = metrics.batch / system.decode.pp
+        few = jnp.where(system.decode.pp > 1.0, _FEW_IN_LANES, _FEW) * spread
+        raised[Doubt.FEW_EXPERTS] = lane < few
     if plan.horizon is not None:
         raised[Doubt.DECODE_BACKLOG] = metrics.decode_load > 1.0
     return doubt_bits(raised, jnp.shape(metrics.batch))

@@ -33,6 +33,7 @@ def explain(problem: Problem, result: PlanResult) -> list[str]:
         _what(result, best),
         _serves(problem, result, best),
         *_ties(result),
+        *screening_sentences(result),
         time_sentence(best),
         failure_sentence(best),
         limit_sentence(best),
@@ -79,6 +80,19 @@ def promise_phrase(slo: Slo) -> str:
     own = [_limit_phrase(limit) for limit in limits_of(slo) if limit.share is not None]
     together = [f"{_listed(joint)} for {_share(slo)} of the requests"] if joint else []
     return ", ".join(together + own)
+
+
+def screening_sentences(result: PlanResult) -> list[str]:
+    """That not every deployment was scored, and what may be missing."""
+    found = result.screening
+    if found is None:
+        return []
+    return [
+        f"Screened: tables picked the {result.candidates:,} that were scored out of "
+        f"{found.deployments:,} deployments. On those their goodput was off by at most "
+        f"{found.error_p99:.2%} for 99 in 100 and {found.error_max:.2%} for all. One that was left "
+        "out may be better than the tables have it by as much."
+    ]
 
 
 def limit_sentence(row: DeploymentResult) -> str:

@@ -63,7 +63,8 @@ def compare(
       InputError: as in a plan.
       NoFeasibleDeployment: none of them answers the question.
     """
-    grids = [grids_of(problem, budget, kinds, token_budgets) for problem in problems]
+    least = least_goodput(rate, fewest=fewest)
+    grids = [grids_of(problem, budget, kinds, token_budgets, least) for problem in problems]
     pools = [grid for found in grids for grid in found.values() if isinstance(grid, Grid)]
     for found, grid in zip(grids, same_program(pools), strict=False):
         found["disaggregated"] = grid
@@ -82,7 +83,6 @@ def compare(
     if not plans:
         raise _none(failures)
     best = {id(found.deployments[0]): name for name, found in plans.items()}
-    least = least_goodput(rate, fewest=fewest)
     ordered = _ranked([found.deployments[0] for found in plans.values()], least)
     names = [best[id(row)] for row in ordered]
     return Comparison(

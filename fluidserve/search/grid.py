@@ -37,6 +37,19 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
+class Screened:
+    """How the candidates of a grid were picked out of more.
+
+    Attributes:
+      deployments: how many there were to pick from.
+      goodput: of each that was picked, out of tables, 1/s.
+    """
+
+    deployments: int
+    goodput: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Grid:
     """All candidates of a question, as index arrays of one length.
 
@@ -50,6 +63,7 @@ class Grid:
       rejected: shapes left out, counted by reason.
       room: candidates that the compiled program is to have room for, beyond its own.
       most_prefill: prefill instances that it is to hold, beyond its own.
+      screened: how its candidates were picked; None where they are all there are.
     """
 
     shapes: list[Shape]
@@ -61,6 +75,7 @@ class Grid:
     rejected: Counter
     room: int = 0
     most_prefill: int = 0
+    screened: Screened | None = None
 
     def __len__(self) -> int:
         return len(self.prefill)
@@ -179,7 +194,8 @@ def disaggregated_grid(problem: Problem, budget: int, *, only: Disaggregated | N
             fits = n * p.gpus + k * d.gpus <= budget
             n, k = n[fits], k[fits]
             parts.append(np.stack([np.full_like(n, i), np.full_like(n, j), n, k]))
-    return _grid(problem, shapes, np.concatenate([np.empty((4, 0), int), *parts], axis=1), rejected)
+    index = np.concatenate([np.empty((4, 0), int), *parts], axis=1)
+    return grid_from(problem, shapes, index, rejected)
 
 
 def same_program(grids: list[Grid]) -> list[Grid]:
@@ -190,17 +206,23 @@ def same_program(grids: list[Grid]) -> list[Grid]:
     return [dataclasses.replace(grid, room=room, most_prefill=most) for grid in grids]
 
 
+def count_deployments(shapes: list[Shape], budget: int) -> int:
+    """Deployments of a budget."""
+    sizes = [s.gpus for s in shapes]
+    count = 0
+    for p in sizes:
+        left = budget - p * np.arange(1, budget // p + 1)
+        count += sum(int(np.sum(left // d)) for d in sizes)
+    return count
+
+
 def _check_size(shapes: list[Shape], budget: int) -> None:
     """Refuses a budget with more candidates than one call should score.
 
     Raises:
       InputError: more than `MAX_CANDIDATES`.
     """
-    sizes = [s.gpus for s in shapes]
-    count = 0
-    for p in sizes:
-        left = budget - p * np.arange(1, budget // p + 1)
-        count += sum(int(np.sum(left // d)) for d in sizes)
+    count = count_deployments(shapes, budget)
     if count > MAX_CANDIDATES:
         raise InputError(
             f"gpus = {budget}: {count:,} deployments to compare, at most {MAX_CANDIDATES:,} are "
@@ -219,10 +241,11 @@ def _single(problem: Problem, deployment: Disaggregated) -> Grid:
         shapes.append(Shape(tp=pool.tp, pp=pool.pp, instance=instance))
     rows = [[0, 1, deployment.prefill.replicas, deployment.decode.replicas]]
     index = np.empty((4, 0), int) if rejected else np.array(rows).T
-    return _grid(problem, shapes, index, rejected)
+    return grid_from(problem, shapes, index, rejected)
 
 
-def _grid(problem: Problem, shapes: list[Shape], index: np.ndarray, rejected: Counter) -> Grid:
+def grid_from(problem: Problem, shapes: list[Shape], index: np.ndarray, rejected: Counter) -> Grid:
+    """A grid of candidates given as prefill and decode shape, prefill and decode instances."""
     prefill, decode, n_prefill, n_decode = index
     return Grid(
         shapes=shapes,

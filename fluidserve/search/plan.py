@@ -10,9 +10,16 @@ import numpy as np
 from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
-from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult
+from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult, Screening
 from fluidserve.search.aggregated import AggregatedGrid, aggregated_grid
-from fluidserve.search.grid import Grid, disaggregated_grid, smallest_fit
+from fluidserve.search.grid import (
+    MAX_CANDIDATES,
+    Grid,
+    count_deployments,
+    disaggregated_grid,
+    fitting_shapes,
+    smallest_fit,
+)
 from fluidserve.search.refine import Refinement, refine
 from fluidserve.search.score import (
     Question,
@@ -48,6 +55,9 @@ def plan(
 ) -> PlanResult:
     """Ranks every deployment of at most `budget` GPUs.
 
+    Where there are more than `fluidserve.search.grid.MAX_CANDIDATES`, tables pick those that are
+    scored, and `PlanResult.screening` says how far off they can be.
+
     Args:
       problem: model, accelerator, traffic, promise, engine.
       budget: most GPUs of a deployment.
@@ -69,7 +79,7 @@ def plan(
       NoFeasibleDeployment: nothing fits, meets the SLO or reaches the rate; with the reasons.
     """
     began = time.perf_counter()
-    grids = grids_of(problem, budget, kinds, token_budgets)
+    grids = grids_of(problem, budget, kinds, token_budgets, least_goodput(rate, fewest=fewest))
     result = answer_kinds(problem, grids, budget=budget, rate=rate, fewest=fewest, top=top)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
@@ -90,8 +100,9 @@ def grids_of(
     budget: int,
     kinds: Sequence[Kind] | None = None,
     token_budgets: tuple[int, ...] = TOKEN_BUDGETS,
+    least: float | None = None,
 ) -> dict[Kind, Candidates]:
-    """The candidates of a budget, by kind.
+    """The candidates of a budget, by kind; `least` as `grid_of` takes it.
 
     Raises:
       InputError: a budget that no kind can use, one with too many candidates, or a kind that there
@@ -110,11 +121,32 @@ def grids_of(
             raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
         asked.remove("disaggregated")
     return {
-        kind: disaggregated_grid(problem, budget)
+        kind: grid_of(problem, budget, least)
         if kind == "disaggregated"
         else aggregated_grid(problem, kind, budget, token_budgets=token_budgets)
         for kind in asked
     }
+
+
+def grid_of(problem: Problem, budget: int, least: float | None = None) -> Grid:
+    """The pools of a budget; those that tables pick where there are very many.
+
+    Args:
+      problem: the question.
+      budget: most GPUs over both pools.
+      least: goodput from which on fewer GPUs are better, 1/s; None where more goodput is.
+
+    Raises:
+      InputError: a budget below two GPUs, or one with too many candidates.
+    """
+    if budget < 2:
+        raise InputError(f"gpus = {budget}: a disaggregated deployment needs at least 2 GPUs")
+    shapes, _ = fitting_shapes(problem, budget)
+    if count_deployments(shapes, budget) <= MAX_CANDIDATES:
+        return disaggregated_grid(problem, budget)
+    from fluidserve.search.screen import screened_grid  # most questions do without
+
+    return screened_grid(problem, budget, least=least)
 
 
 def answer_kinds(
@@ -204,7 +236,18 @@ def answer(
         rejected=dict(grid.rejected),
         concurrency=problem.workload.concurrency,
         fewest=least is not None,
+        screening=_screening(grid, scores),
     )
+
+
+def _screening(grid: Candidates, scores: Scores) -> Screening | None:
+    """How the candidates were picked, and how far off the tables were that picked them."""
+    if not isinstance(grid, Grid) or grid.screened is None:
+        return None
+    both = (grid.screened.goodput > 0) & (scores.goodput > 0)
+    error = np.abs(grid.screened.goodput[both] / scores.goodput[both] - 1.0)
+    usual, worst = np.quantile(error, [0.99, 1.0])
+    return Screening(grid.screened.deployments, float(usual), float(worst))
 
 
 def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> DeploymentResult:
@@ -215,7 +258,7 @@ def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> Dep
       NoFeasibleDeployment: its instances do not fit, or no rate is given and none meets the SLO.
     """
     _check_rate(problem, rate)
-    grid = grid_of(problem, deployment)
+    grid = grid_for(problem, deployment)
     if not len(grid):
         raise _nothing_fits(problem, grid, deployment.gpus)
     question = question_of(problem)
@@ -239,7 +282,7 @@ def _refined(
     return refined.applied(scores), refined
 
 
-def grid_of(problem: Problem, deployment: Deployment) -> Candidates:
+def grid_for(problem: Problem, deployment: Deployment) -> Candidates:
     """The grid of one deployment; empty where it does not fit.
 
     Raises:

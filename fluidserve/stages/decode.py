@@ -271,11 +271,21 @@ def decode_state(
     room = slots(instance, lengths, max_batch, rate * transfer / replicas)
     arrival_scv = scv_at_one(dispatch, arrival_scv, replicas)
     replicas = acting_together(dispatch, replicas)
-    batch, slope, per_token, unequal = _settle(instance, lengths, demand, 1.0 / replicas, room)
-    tilt = jnp.clip(demand * slope, 1e-6, _FULL)
     burst = 0.5 * (1.0 + arrival_scv)
-    batch_var = burst * batch / ((1.0 - tilt) * replicas)
-    batch_var = batch_var + jnp.where(replicas > 1.0, 0.25, 0.0)
+
+    def spread(batch, slope):
+        """Variance of the batch of an instance."""
+        tilt = jnp.clip(demand * slope, 1e-6, _FULL)
+        variance = burst * batch / ((1.0 - tilt) * replicas)
+        # whole requests are dealt out; where an instance rarely holds two, each is by itself
+        dealt = 0.25 * -jnp.expm1(-jnp.maximum(batch - 1.0, 0.0))
+        return variance + jnp.where(replicas > 1.0, dealt, 0.0)
+
+    batch, slope, per_token, unequal = _settle(
+        instance, lengths, demand, 1.0 / replicas, room, spread
+    )
+    tilt = jnp.clip(demand * slope, 1e-6, _FULL)
+    batch_var = spread(batch, slope)
     ends = jnp.stack([jnp.ones_like(room), room])
     step_one, step_full = step_time(instance, lengths, ends)
     step_full = step_full + unequal
@@ -307,8 +317,16 @@ def decode_state(
     )
 
 
-def _settle(instance, lengths, demand, shift, room):
+def _settle(instance, lengths, demand, shift, room, spread):
     """Batch that carries the demand, by Newton on ``n - a tau(n + 1/k)`` in [0, slots].
+
+    Args:
+      instance: the instance.
+      lengths: moments of the requests.
+      demand: steps per second and instance.
+      shift: ``1/k``.
+      room: slots.
+      spread: variance of the batch, from the batch and the growth of a step per request.
 
     Returns:
       the batch; the growth of the step time per request and per token of context there; and the
@@ -318,6 +336,10 @@ def _settle(instance, lengths, demand, shift, room):
 
     def step(n):
         time, slope, per_token, unequal = step_growth(instance, lengths, n + shift, excess)
+        if instance.expert_spread:
+            variance, tangent = spread(n, slope), slope
+            time, slope = _over_batches(instance, lengths, n, shift, variance, tangent)
+            unequal = unequal * jnp.minimum(slope / jnp.maximum(tangent, 1e-30), 1.0)
         value = n - demand * (time + unequal)
         moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
         return jnp.clip(moved, 0.0, room), slope, per_token, unequal
@@ -325,6 +347,29 @@ def _settle(instance, lengths, demand, shift, room):
     # XLA computes each thing that a loop carries by itself: only the last step wants the slopes
     n = lax.fori_loop(0, _NEWTON_STEPS - 1, lambda _, n: step(n)[0], room)
     return step(n)
+
+
+def _over_batches(instance, lengths, batch, shift, variance, tangent):
+    """Mean step time over the batches that requests meet, s, and its mean growth per request.
+
+    A request meets n + 1/k in the mean, itself among them. The others count as one of two numbers
+    that have their mean and their variance, and are not negative.
+    """
+    lane = jnp.maximum((batch + shift) / instance.pp, 1.0)
+    others = lane - 1.0
+    # where a lane rarely holds a second request, most of the variance is between empty lanes
+    shared = others / jnp.maximum(batch / instance.pp, 1e-6)
+    variance = jnp.maximum(variance / instance.pp * jnp.minimum(shared, 1.0), 1e-9)
+    few = jnp.maximum(others - jnp.sqrt(variance), 0.0)
+    gap = jnp.maximum(others - few, 1e-6)
+    many = others + variance / gap
+    weight = variance / (variance + gap * gap)
+    at_few, at_many = (
+        _stage_time(instance, lengths, 1.0 + n, (1.0 + n) * lengths.context) for n in (few, many)
+    )
+    apart = many - few
+    slope = jnp.where(apart > 1e-2, (at_many - at_few) / jnp.maximum(apart, 1e-2), tangent)
+    return instance.pp * (weight * at_few + (1.0 - weight) * at_many), slope
 
 
 def lane_excess(instance: Instance) -> Float[Array, "*c"]:

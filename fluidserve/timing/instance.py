@@ -30,12 +30,15 @@ class Instance:
         alone do not fit.
       kv: what a request holds and reads of its tokens; None where every layer keeps and attends
         all of them.
+      expert_spread: routed experts over those that a token uses; 0 without experts. Below so many
+        requests a step grows ever more slowly with each, as they use more experts in common.
     """
 
     times: AbstractTimeModel
     pp: Leaf
     kv_capacity: Leaf
     kv: KvShape | None = None
+    expert_spread: float = static(default=0.0)
 
     def prefill_work(self, n_in: Number, prefix_hit: Number | None = None) -> Work:
         """One prompt of `n_in` tokens, the share `prefix_hit` of them cached; None without."""
@@ -169,4 +172,10 @@ def build_instance(
     else:
         times = paper_times(model, gpu, tp=tp, pp=pp, constants=constants)
     capacity = kv_capacity(model, gpu, tp=tp, pp=pp, profile=profile, utilization=utilization)
-    return Instance(times=times, pp=float(pp), kv_capacity=capacity, kv=kv_shape(model, tp))
+    return Instance(
+        times=times,
+        pp=float(pp),
+        kv_capacity=capacity,
+        kv=kv_shape(model, tp),
+        expert_spread=model.experts / model.experts_per_token if model.experts else 0.0,
+    )

@@ -32,11 +32,13 @@ def test_json_has_the_documented_keys(ask):
         "traffic",
         "horizon",
         "candidates",
+        "screening",
         "seconds",
         "deployments",
         "best_of_kind",
         "failed_kinds",
     ]
+    assert result["screening"] is None
     assert result["schema_version"] == 1
     assert list(result["best_of_kind"]) == ["disaggregated"]
     assert result["candidates"] == 7

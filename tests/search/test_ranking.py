@@ -9,8 +9,8 @@ import pytest
 from analysis_helpers import make_problem
 
 from fluidserve.errors import InputError, NoFeasibleDeployment
-from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search import plan as planning
+from fluidserve.search.grid import disaggregated_grid
 from fluidserve.search.plan import TIE, analyse, rank
 from fluidserve.search.score import question_of, score_grid
 from fluidserve.specs.applications import synthetic_workload

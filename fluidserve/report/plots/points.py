@@ -9,7 +9,7 @@ from fluidserve.deploy.latency import quantile_of
 from fluidserve.eventsim import simulate
 from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
-from fluidserve.search.plan import Candidates, grid_of, grids_of
+from fluidserve.search.plan import Candidates, grid_for, grids_of
 from fluidserve.search.score import describe_rows, question_of, score_grid
 from fluidserve.specs.deployment import Deployment
 from fluidserve.timing.intensity import arithmetic_intensity
@@ -89,7 +89,8 @@ class RooflinePoint:
 def tradeoff(problem: Problem, budget: int) -> Tradeoff:
     """The better deployments of a budget at `LOADS` of their goodput, of all kinds.
 
-    Of each kind those with most goodput per GPU are taken, at most 600.
+    Of each kind those with most goodput per GPU are taken, at most 600; of budgets that are
+    screened, those of the deployments that a plan scores.
     """
     parts = [_at_loads(problem, grid) for grid in grids_of(problem, budget).values()]
     return Tradeoff(
@@ -142,7 +143,7 @@ def pareto_front(cost: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 def curve(problem: Problem, deployment: Deployment, goodput: float) -> Curve:
     """A deployment from an idle system to a quarter beyond its goodput, 1/s."""
-    grid, question = grid_of(problem, deployment), question_of(problem)
+    grid, question = grid_for(problem, deployment), question_of(problem)
     rates = np.linspace(0.02, _BEYOND, _RATES) * goodput
     found = describe_rows(grid, question, np.zeros(_RATES, int), rates)
     return Curve(
