@@ -5,6 +5,7 @@ as well. Prompts first and prompts in pieces are two programs, since their formu
 """
 
 import dataclasses
+import functools
 from collections import Counter
 
 import jax
@@ -182,7 +183,7 @@ def aggregated_candidates(
     return dataclasses.replace(plan, dispersion=question.dispersion)
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 def score_aggregated(
     question: Question,
     shapes: Instance,
@@ -192,6 +193,8 @@ def score_aggregated(
     quantile_steps: Leaf,
 ) -> Scores:
     """Scores the first `count` candidates; the rest of the arrays is room.
+
+    Candidates are few: optimising the program costs seconds and saves a tenth of one.
 
     Args:
       question: what the candidates share.

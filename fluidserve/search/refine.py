@@ -30,6 +30,8 @@ _NOISY = 0.03
 _FARTHEST = 4.0
 _LARGE, _LONG = 150.0, 6000
 """From a batch on that many requests take to fill, traces are as long."""
+_CONTENDING = 0.6
+"""Goodput per GPU, as a share of the best, from which on an error of the formulas matters."""
 _ONE_BY_ONE = 4
 _ON_TOP = 3
 _REQUESTS = 1000
@@ -86,7 +88,8 @@ def refine(
     formulas = np.asarray(scores.goodput, float)
     found = _Found(formulas)
     flat = np.array([s.pp == 1 for s in grid.shapes])[alone.shape]
-    rows = np.flatnonzero(flat & (formulas > 0))
+    per_gpu = formulas / alone.gpus
+    rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
     held = float(np.max(scores.metrics.batch[rows], initial=0.0))
     _sample(problem, alone, question, rows, found, _LONG if held > _LARGE else REQUESTS)
     for _ in range(_ONE_BY_ONE):

@@ -14,6 +14,7 @@ the second token once. Arrays have their bins on the first axis and candidates o
 """
 
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
@@ -120,13 +121,15 @@ class SharedTimes(AbstractTimeModel):
         """
         alone = self.times.stage_time(work)
         room, tokens = self.pieces.room(work.new), self.pieces.tokens
-        added = self._share(work, alone, jnp.minimum(tokens, room))
-        for _ in range(_ROUNDS):
+
+        def again(_, added):
             mean = alone / jnp.maximum(1.0 - self.rate * added, LEAST_LEFT)
             come = jnp.maximum(self.rate * mean, 1e-3)
             together = jnp.minimum(tokens * come / -jnp.expm1(-come), room)
-            added = self._share(work, alone, together)
-        return alone, added
+            return self._share(work, alone, together)
+
+        added = self._share(work, alone, jnp.minimum(tokens, room))
+        return alone, lax.fori_loop(0, _ROUNDS, again, added)
 
     def _share(self, work: Work, alone: Number, new: Number) -> Number:
         """What a prompt adds to iterations that hold `new` prompt tokens, s."""
