@@ -15,6 +15,7 @@ _FEWEST_SEEDS, _MOST_SEEDS = 4, 24
 _LATENCY_RUNS = 2
 _CENTRED = 0.02
 _FARTHEST = 0.5
+_TRIES = 6
 _LONGEST = 20.0
 """CPU time after which a goodput is taken with the error that it has, s."""
 
@@ -53,12 +54,12 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
         problem.workload,
         slo,
         guess=guess,
-        requests=requests // 2,
+        requests=requests,
         seeds=[0],
-        tolerance=0.03,
+        tolerance=0.02,
     )
-    root, error = rough.value, np.inf
-    for _ in range(3):
+    root, error, settled = rough.value, np.inf, False
+    for _ in range(_TRIES):
         if root == 0.0:
             break
         centre, heights = root, []
@@ -75,8 +76,11 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
         # a flat curve says little about where it comes down: no step is trusted far
         root = centre * (1.0 + float(np.clip(moved, -_FARTHEST, _FARTHEST)))
         runs += 4 + len(heights)
-        if abs(root / centre - 1.0) <= _CENTRED or time.process_time() - began > _LONGEST:
+        settled = abs(root / centre - 1.0) <= _CENTRED
+        if settled or time.process_time() - began > _LONGEST:
             break
+    # what was taken for a straight line was too long a piece
+    error = error if settled else np.inf
     points = []
     for load in SHARES if root > 0.0 else ():
         parts = [run(load * root, 1000 + s) for s in range(_LATENCY_RUNS)]
@@ -84,7 +88,7 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
             _point(load * root, parts, float(np.mean([attainment(p, slo) for p in parts])))
         )
         runs += _LATENCY_RUNS
-    return {"goodput": root, "se": error * root, "runs": runs, "points": points}
+    return {"goodput": root, "se": error * root if root > 0.0 else 0.0, "runs": runs, "points": points}
 
 
 def _point(rate: float, parts: list[Records], share: float) -> dict:

@@ -21,8 +21,8 @@ _LONGEST_MESSAGE = 1200
 _ClickException = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 app = typer.Typer(
-    help="Plan LLM serving on GPUs: which disaggregated deployment serves most, or which least "
-    "GPUs serve a rate, within limits on TTFT and TPOT.",
+    help="Plan LLM serving on GPUs: which deployment (disaggregated, colocated or chunked) serves "
+    "most, or which least GPUs serve a rate, within limits on TTFT and TPOT.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -64,6 +64,25 @@ def _simulate(**flags: Any) -> None:
     deployment; --verify 1 also searches the simulated goodput.
     """
     from fluidserve.cli.simulate import run
+
+    run(flags)
+
+
+@app.command("curve")
+@options.takes(
+    options.QUESTION,
+    options.TRAFFIC,
+    options.PROMISE,
+    options.ENGINE,
+    options.CURVE,
+    options.ANSWER,
+)
+def _curve(**flags: Any) -> None:
+    """Show attainment, latencies and throughput over the rate, for the best of each kind.
+
+    --verify K simulates K rates of each deployment (default 3); --csv and --plot write the curves.
+    """
+    from fluidserve.cli.curve import run
 
     run(flags)
 

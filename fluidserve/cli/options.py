@@ -131,6 +131,15 @@ SIMULATION = _options(
         "seed": ("N", "Seed of lengths and arrivals (default 0)."),
     },
 )
+CURVE = _options(
+    "Curves",
+    {
+        "deployment": ("LABELS", "Deployments, separated by commas (default: the best of each "
+                       "kind within --gpus)."),
+        "rates": ("R,R", "Requests/s (default: 12 rates up to beyond the largest goodput)."),
+        "requests": ("N", "Requests of each simulated point (default: what its error needs)."),
+    },
+)  # fmt: skip
 ANSWER = _options(
     "Answer",
     {

@@ -113,6 +113,17 @@ def _token_budgets(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(budgets)))
 
 
+def _rates(value: Any, info: ValidationInfo) -> tuple[float, ...]:
+    """Rates with or without a unit, separated by commas or in a list."""
+    name = _label(info.context, str(info.field_name))
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    rates = [parse_quantity(str(part).strip(), "1/s", name=name) for part in parts]
+    if not rates or not all(0.0 < rate < math.inf for rate in rates):
+        raise InputError(f"{name}: {value!r} must be rates above zero, such as 5,10,20")
+    return tuple(sorted(set(rates)))
+
+
+Rates = Annotated[tuple[float, ...], BeforeValidator(_rates)]
 TokenBudgets = Annotated[tuple[int, ...], BeforeValidator(_token_budgets)]
 Count = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
@@ -165,7 +176,8 @@ class Inputs(BaseModel):
       top: deployments to show.
       verify: deployments to cross-check by simulation; 3 in a plan, 0 in a simulation when left
         out.
-      deployment: label of the deployment to simulate.
+      deployment: label of the deployment to simulate; several, separated by commas, for curves.
+      rates: rates of a curve, 1/s.
       requests: requests to simulate.
       seed: seed of the simulation.
       as_json: print one JSON object; spelled ``json`` outside.
@@ -213,6 +225,7 @@ class Inputs(BaseModel):
     top: Count = Field(10, ge=1, le=1000)
     verify: Count | None = Field(None, ge=0, le=1000)
     deployment: str | None = None
+    rates: Rates = ()
     requests: Count = Field(20_000, ge=100, le=1_000_000)
     seed: Count = Field(0, ge=0, lt=2**63)
     as_json: bool = Field(False, alias="json")

@@ -282,6 +282,16 @@ def _refined(
     return refined.applied(scores), refined
 
 
+def at_rates(problem: Problem, row: DeploymentResult, rates: np.ndarray) -> Scores:
+    """A deployment that was planned or analysed, described at some rates, 1/s.
+
+    The rates of a refined row are scaled as its goodput was.
+    """
+    grid, question = grid_for(problem, row.deployment), question_of(problem)
+    factor = row.refined.factor if row.refined else 1.0
+    return describe_rows(grid, question, np.zeros(len(rates), int), rates / factor)
+
+
 def grid_for(problem: Problem, deployment: Deployment) -> Candidates:
     """The grid of one deployment; empty where it does not fit.
 

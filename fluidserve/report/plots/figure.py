@@ -31,12 +31,12 @@ def plot_plan(path: str, problem: Problem, budget: int, best: DeploymentResult) 
     Raises:
       InputError: the file cannot be written.
     """
-    figure, axes = _figure(3)
+    figure, axes = new_figure(3)
     trade = points.tradeoff(problem, budget)
     panels.draw_tradeoff(axes[0][0], trade, "ttft", problem.slo)
     panels.draw_tradeoff(axes[1][0], trade, "tpot", problem.slo)
     _draw_deployment([axes[0][1], axes[1][1], axes[0][2], axes[1][2]], problem, best)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_deployment(path: str, problem: Problem, row: DeploymentResult) -> None:
@@ -45,9 +45,9 @@ def plot_deployment(path: str, problem: Problem, row: DeploymentResult) -> None:
     Raises:
       InputError: the file cannot be written.
     """
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     _draw_deployment([axes[0][0], axes[1][0], axes[0][1], axes[1][1]], problem, row)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_deployment(axes: list[Any], problem: Problem, row: DeploymentResult) -> None:
@@ -64,7 +64,7 @@ def _draw_deployment(axes: list[Any], problem: Problem, row: DeploymentResult) -
     panels.draw_roofline(axes[3], problem.gpu, problem.model.compute_dtype, passes)
 
 
-def _figure(columns: int) -> tuple[Any, Any]:
+def new_figure(columns: int) -> tuple[Any, Any]:
     """Two rows of panels, without a window whatever the user's settings are."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -74,6 +74,11 @@ def _figure(columns: int) -> tuple[Any, Any]:
     return figure, figure.subplots(2, columns)
 
 
-def _save(figure: Any, path: str) -> None:
+def save_figure(figure: Any, path: str) -> None:
+    """Writes a picture whole or not at all.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
     with complete_file(path, "--plot") as temporary:
         figure.savefig(temporary, dpi=_DPI, format=Path(path).suffix[1:].lower())

@@ -1,0 +1,107 @@
+"""Curves over the rate as tables and as flat lines."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fluidserve.report.layout import plain_table
+from fluidserve.report.numbers import in_one_unit, percent, three_digits
+from fluidserve.verify.curves import LEVELS, Curve, Point
+
+
+def curve_tables(curves: Sequence[Curve]) -> list[Table]:
+    """A table for each deployment: a line for each rate, simulated numbers beside the formulas."""
+    return [_table(curve) for curve in curves]
+
+
+def _table(curve: Curve) -> Table:
+    points = {point.rate: point for point in curve.points}
+    ttft_unit, ttft = _texts(curve.ttft, [p.ttft for p in curve.points])
+    tpot_unit, tpot = _texts(curve.tpot, [p.tpot for p in curve.points])
+    table = plain_table(
+        curve.row.deployment.label,
+        *("SLO met", "sim.", f"TTFT {ttft_unit}\nP50/P90/P99", "simulated"),
+        *(f"TPOT {tpot_unit}\nP50/P90/P99", "simulated", "through-\nput sim."),
+    )
+    count = len(curve.rate)
+    order = list(points)
+    for i, rate in enumerate(curve.rate):
+        point = points.get(float(rate))
+        j = count + order.index(float(rate)) if point else None
+        table.add_row(
+            f"{three_digits(float(rate))}/s",
+            percent(float(curve.attainment[i])),
+            _share(point),
+            ttft[i],
+            ttft[j] if j is not None else "",
+            tpot[i],
+            tpot[j] if j is not None else "",
+            three_digits(point.throughput) if point else "",
+        )
+    return table
+
+
+def _texts(formulas: np.ndarray, simulated: Sequence[Sequence[float]]) -> tuple[str, list[str]]:
+    """Quantiles of each rate, then of each point, in one unit."""
+    every = [*formulas.T.tolist(), *map(list, simulated)]
+    unit, texts = in_one_unit([x for row in every for x in row])
+    size = len(LEVELS)
+    joined = ["/".join(texts[i : i + size]) for i in range(0, len(texts), size)]
+    stable = [math.isfinite(row[0]) for row in every]
+    return unit, [text if ok else "unstable" for text, ok in zip(joined, stable, strict=True)]
+
+
+def _share(point: Point | None) -> str:
+    if point is None:
+        return ""
+    return f"{percent(point.attainment)} ±{50.0 * (point.high - point.low):.0f}"
+
+
+def curves_sentences(curves: Sequence[Curve]) -> list[str]:
+    """Goodputs, and what the columns are."""
+    told = [
+        f"{c.row.deployment.label} {three_digits(c.row.goodput)} requests/s on {c.row.gpus} GPUs "
+        f"({c.row.confidence})"
+        for c in curves
+    ]
+    sentences = [f"Goodput: {'; '.join(told)}."]
+    if any(c.points for c in curves):
+        sentences.append(
+            "sim.: event simulator, attainment ± half a 95% interval in points; a run above "
+            "capacity grows with its length."
+        )
+    return sentences
+
+
+def flat_points(curve: Curve) -> list[dict[str, Any]]:
+    """One line for each rate; the unit of a column is the end of its name."""
+    points = {point.rate: point for point in curve.points}
+    lines = []
+    for i, rate in enumerate(curve.rate):
+        line: dict[str, Any] = {
+            "label": curve.row.deployment.label,
+            "kind": curve.row.kind,
+            "gpus": curve.row.gpus,
+            "rate_per_s": float(rate),
+            "attainment": float(curve.attainment[i]),
+        }
+        for name, values in (("ttft", curve.ttft), ("tpot", curve.tpot)):
+            for level, row in zip(LEVELS, values, strict=True):
+                line[f"{name}_{level}_s"] = _number(float(row[i]))
+        point = points.get(float(rate))
+        line["simulated_attainment"] = point.attainment if point else ""
+        line["simulated_attainment_low"] = point.low if point else ""
+        line["simulated_attainment_high"] = point.high if point else ""
+        for name in ("ttft", "tpot"):
+            for k, level in enumerate(LEVELS):
+                line[f"simulated_{name}_{level}_s"] = getattr(point, name)[k] if point else ""
+        line["simulated_throughput_per_s"] = point.throughput if point else ""
+        lines.append(line)
+    return lines
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else ""
