@@ -88,7 +88,8 @@ def judge(case: Case, guess: float, requests: int, precision: float) -> dict:
             _point(load * root, parts, float(np.mean([attainment(p, slo) for p in parts])))
         )
         runs += _LATENCY_RUNS
-    return {"goodput": root, "se": error * root if root > 0.0 else 0.0, "runs": runs, "points": points}
+    se = error * root if root > 0.0 else 0.0
+    return {"goodput": root, "se": se, "runs": runs, "points": points}
 
 
 def _point(rate: float, parts: list[Records], share: float) -> dict:
