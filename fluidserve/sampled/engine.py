@@ -48,9 +48,6 @@ Policy = Literal["prompts-first", "chunked", "decode", "decode-first"]
 _NO_TOKENS = 1e-3
 """Less than that of a prompt is a rounding error (a cached share need not be whole tokens)."""
 
-MOST_STEPS = 200
-"""Steps per request after which a run is given up; usual are 2 to 12."""
-
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def run(
@@ -87,17 +84,23 @@ def run(
 
     every = jax.vmap(alone, (lane_axes, row_axes, 0))
 
-    def busy(carry: tuple[jax.Array, State]) -> jax.Array:
-        steps, s = carry
-        unfinished = (s.head.index < requests) | (s.batch > 0) | (s.opened.joins > 0)
-        return (steps < MOST_STEPS * requests) & jnp.any(unfinished)
-
     def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
-        steps, s = carry
-        return steps + 1, every(lanes, rows, s)
+        _, s = carry
+        after = every(lanes, rows, s)
+        unfinished = (after.head.index < requests) | (after.batch > 0) | (after.opened.joins > 0)
+        return jnp.any(unfinished & moved(s, after)), after
 
-    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    _, s = lax.while_loop(lambda carry: carry[0], body, (jnp.ones((), bool), start))
     return s.log, None if s.gaps is None else s.gaps.tokens
+
+
+def moved(before: State, after: State) -> jax.Array:
+    """Whether a step did anything; a lane without a finite step time stands still."""
+    moves = (after.iteration != before.iteration) | (after.head.index != before.head.index)
+    moves = moves | (after.opened.pieces != before.opened.pieces)
+    moves = moves | (after.clock.whole != before.clock.whole)
+    moves = moves | (after.clock.part != before.clock.part)
+    return moves & jnp.isfinite(after.clock.part)
 
 
 def refuse_derivative(*_: Any) -> NoReturn:

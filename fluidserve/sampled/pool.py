@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fluidserve._typing import Number
-from fluidserve.sampled.engine import MOST_STEPS, Coming, Policy, refuse_derivative, step
+from fluidserve.sampled.engine import Coming, Policy, moved, refuse_derivative, step
 from fluidserve.sampled.state import Clock, Head, Lane, Log, State, head_at, idle_engine, put
 from fluidserve.sampled.trace import Rows
 
@@ -110,18 +110,15 @@ def run_pool(
     start = jax.vmap(begin, axes)(lanes, rows, sent, replicas)
     advance = jax.vmap(functools.partial(_step, policy), (*axes, 0))
 
-    def busy(carry: tuple[jax.Array, _PoolState]) -> jax.Array:
-        steps, s = carry
-        e = s.engines
-        unfinished = (e.head.index < s.length) | (e.batch > 0) | (e.opened.joins > 0)
-        unfinished = jnp.any(unfinished) | jnp.any(s.following < requests)
-        return (steps < MOST_STEPS * requests) & unfinished
-
     def body(carry: tuple[jax.Array, _PoolState]) -> tuple[jax.Array, _PoolState]:
-        steps, s = carry
-        return steps + 1, advance(lanes, rows, sent, replicas, s)
+        _, s = carry
+        after = advance(lanes, rows, sent, replicas, s)
+        e = after.engines
+        unfinished = (e.head.index < after.length) | (e.batch > 0) | (e.opened.joins > 0)
+        sends = (s.following < after.following) & jnp.isfinite(e.clock.part).all(-1)
+        return jnp.any(unfinished & moved(s.engines, e)) | jnp.any(sends), after
 
-    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    _, s = lax.while_loop(lambda carry: carry[0], body, (jnp.ones((), bool), start))
     gaps = s.engines.gaps
     log = PoolLog(s.engines.log, s.queue, s.engine, s.place)
     return log, None if gaps is None else gaps.tokens.sum(1)

@@ -13,6 +13,9 @@ from fluidserve.specs.workload import Workload, draw_lengths, stratified
 REQUESTS = 2000
 """Requests of a trace, unless told otherwise."""
 
+SEEDS = (0, 1, 2, 3)
+"""Seeds of `draw_trace`."""
+
 WARMUP, TAIL = 0.1, 0.05
 """Shares of the requests, in order of arrival, that are not judged at the start and at the end."""
 
