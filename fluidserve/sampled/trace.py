@@ -61,6 +61,8 @@ class Rows(NamedTuple):
       n_in: prompt tokens.
       n_out: output tokens.
       choice: for random dispatch.
+      handover: time from admission until the KV is there, in gaps, or, where the loop serves the
+        link as well, time on the link; None where prompts are computed on the spot.
     """
 
     whole: jax.Array
@@ -68,6 +70,7 @@ class Rows(NamedTuple):
     n_in: jax.Array
     n_out: jax.Array
     choice: jax.Array
+    handover: jax.Array | None = None
 
 
 def draw_trace(workload: Workload, *, seed: int, requests: int = REQUESTS) -> Trace:
