@@ -10,8 +10,8 @@ from fluidserve._typing import Leaf
 from fluidserve.errors import InputError
 from fluidserve.sampled.engine import Policy, run
 from fluidserve.sampled.latencies import Served, latencies, pool_latencies
-from fluidserve.sampled.pool import Sent, run_pool
-from fluidserve.sampled.state import Clock, Lane
+from fluidserve.sampled.pool import run_pool
+from fluidserve.sampled.state import Lane
 from fluidserve.sampled.trace import Rows
 from fluidserve.timing.instance import AggregatedSystem
 
@@ -92,9 +92,8 @@ class AggregatedProgram:
             to = order % replicas[:, None]
         elif system.dispatch == "random":
             to = jnp.floor(rows.choice[:-1] * replicas[:, None]).astype(jnp.int32)
-        sent = Sent(Clock(rows.whole, rows.part), to)
         log, gaps = run_pool(
-            self.policy, self.places, self.gaps, self.engines, lanes, replicas, rows, sent
+            self.policy, self.places, self.gaps, self.engines, lanes, replicas, rows, to
         )
         return jax.vmap(pool_latencies, (0, None, 0))(rate, rows, log), gaps
 

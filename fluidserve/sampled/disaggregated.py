@@ -1,8 +1,8 @@
 """Disaggregated deployments on a sampled trace: prefill, link and decode one after the other.
 
-Each request passes them as in the event simulator, with two differences, both of which vanish as
-long as no request has to wait for a place or for KV in decode: its pull starts when its prefill
-ends, rather than when decode has room; and KV that waits in prefill memory never holds prefill up.
+Each request passes them as in the event simulator, except that KV that waits in prefill memory
+never holds prefill up, and that, with several decode instances, a pull that begins late because
+there was no room finds the link as it was when prefill ended.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from fluidserve.sampled.aggregated import MOST_ENGINES, power_of_two, refuse, wh
 from fluidserve.sampled.engine import Policy, run
 from fluidserve.sampled.gaps import BINS, bin_of
 from fluidserve.sampled.latencies import Served, latencies, pool_latencies
-from fluidserve.sampled.pool import Sent, run_pool
+from fluidserve.sampled.pool import run_pool
 from fluidserve.sampled.prefill import link_lags, prefill_lags
 from fluidserve.sampled.state import Clock, Lane
 from fluidserve.sampled.trace import Rows, Trace, judged
@@ -71,17 +71,18 @@ class DisaggregatedProgram:
         self, system: System, rate: jax.Array, rows: Rows, longest: Leaf
     ) -> tuple[Served, jax.Array | None]:
         """Latencies of a trace on every deployment; see `AggregatedProgram.serve`."""
-        prefilled, order, sent, arrives = jax.vmap(self._before_decode, (0, 0, None))(
+        prefilled, order, sent, handover = jax.vmap(self._before_decode, (0, 0, None))(
             system, rate, rows
         )
         n_in, n_out = rows.n_in[order], rows.n_out[order]
-        decode_rows = Rows(*arrives, n_in, n_out, rows.choice[order])
+        decode_rows = Rows(*sent, n_in, n_out, rows.choice[order], handover)
         lanes = Lane(
             times=system.decode.times,
             rate=rate,
             tokens=0.0 * rate,
             max_batch=whole(system.max_batch),
             capacity=whole(system.decode.kv_capacity, longest),
+            overhead=rate * system.handover_overhead if self.engines == 1 else None,
         )
         if self.engines == 1:
             log, gaps = run(self.policy, self.places, self.gaps, lanes, decode_rows)
@@ -97,27 +98,25 @@ class DisaggregatedProgram:
                 lanes,
                 replicas,
                 decode_rows,
-                Sent(sent, to),
+                to,
             )
             served = jax.vmap(pool_latencies)(rate, decode_rows, log)
         if gaps is not None and self.policy == "decode":
-            gaps = gaps + jax.vmap(functools.partial(self._first_gaps, rows.n_in.shape[0] - 1))(
-                rate, order, sent, arrives, served
-            )
-        joined = jax.vmap(self._joined, (0, None, 0, 0, 0, 0, 0))(
-            rate, rows, prefilled, order, sent, arrives, served
-        )
-        return joined, gaps
+            requests = rows.n_in.shape[0] - 1
+            gaps = gaps + jax.vmap(functools.partial(_second_tokens, requests))(order, served)
+        return jax.vmap(self._joined, (0, None, 0, 0, 0))(
+            rate, rows, prefilled, order, served
+        ), gaps
 
     def _before_decode(
         self, system: System, rate: jax.Array, rows: Rows
-    ) -> tuple[jax.Array, jax.Array, Clock, Clock]:
+    ) -> tuple[jax.Array, jax.Array, Clock, jax.Array]:
         """Prefill and link of one deployment.
 
         Returns:
           time from arrival to the end of prefill, in gaps, (requests,); then, in the order in
           which prefill ends and with the last one repeated, which request it is, when its prefill
-          ends, and when it is in decode, (decoded + 1,).
+          ends, and its `Rows.handover`, (decoded + 1,).
         """
         n_in = rows.n_in[:-1].astype(rate.dtype)
         arrival = Clock(rows.whole[:-1], rows.part[:-1])
@@ -141,11 +140,11 @@ class DisaggregatedProgram:
             when = jnp.where(rows.n_out[:-1] > 1, when, jnp.inf)
         order = jnp.argsort(when)[: self.decoded]
         sent = Clock(ends.whole[order], ends.part[order])
-        on_link = system.kv_bytes_per_token / system.link_bandwidth * rows.n_in[order]
-        pulled = link_lags(sent, rate * on_link) + rate * system.handover_overhead
-        repeated = (jnp.append(x, x[-1]) for x in (order, *sent, *sent.after(pulled)))
-        order, whole_, part, whole_in, part_in = repeated
-        return prefilled, order, Clock(whole_, part), Clock(whole_in, part_in)
+        pulled = rate * system.kv_bytes_per_token / system.link_bandwidth * rows.n_in[order]
+        if self.engines > 1:
+            pulled = link_lags(sent, pulled) + rate * system.handover_overhead
+        order, whole_, part, pulled = (jnp.append(x, x[-1]) for x in (order, *sent, pulled))
+        return prefilled, order, Clock(whole_, part), pulled
 
     def _decode_of(self, system: System, choice: jax.Array) -> jax.Array | None:
         """The decode instance of each request, in the order of their coming; None: by load."""
@@ -157,47 +156,28 @@ class DisaggregatedProgram:
             return jnp.floor(rest * system.n_decode[:, None]).astype(jnp.int32)
         return None
 
-    def _first_gaps(
-        self,
-        requests: int,
-        rate: Number,
-        order: jax.Array,
-        sent: Clock,
-        arrives: Clock,
-        served: Served,
-    ) -> jax.Array:
-        """Tokens by their gap, of the second ones of all requests: those behind the hand-over."""
-        window = judged(requests)
-        gap = arrives.since(sent)[:-1] / rate + served.ttft
-        counts = (order[:-1] >= window.start) & (order[:-1] < window.stop)
-        return jnp.zeros(BINS, gap.dtype).at[bin_of(gap)].add(counts.astype(gap.dtype))
-
     def _joined(
-        self,
-        rate: Number,
-        rows: Rows,
-        prefilled: jax.Array,
-        order: jax.Array,
-        sent: Clock,
-        arrives: Clock,
-        served: Served,
+        self, rate: Number, rows: Rows, prefilled: jax.Array, order: jax.Array, served: Served
     ) -> Served:
         """Latencies from arrival, in the order of arrival, of one deployment."""
-        order = order[:-1]
-        sent, arrives = (Clock(x.whole[:-1], x.part[:-1]) for x in (sent, arrives))
-        arrival = Clock(rows.whole[order], rows.part[order])
-        e2e = arrives.since(arrival) / rate + served.e2e
-        gaps = jnp.maximum(rows.n_out[order] - 1, 1).astype(e2e.dtype)
-        first = prefilled / rate
-        if self.policy == "decode":
-            tpot = (arrives.since(sent) / rate + served.e2e) / gaps
+        order, first = order[:-1], prefilled / rate
+        e2e = first.at[order].add(served.e2e)
+        if self.policy == "decode-first":
             return Served(
-                ttft=first,
-                tpot=jnp.zeros_like(first).at[order].set(tpot),
-                e2e=first.at[order].set(e2e),
+                ttft=first.at[order].add(served.ttft),
+                tpot=jnp.zeros_like(first).at[order].set(served.tpot),
+                e2e=e2e,
             )
-        ttft = arrives.since(arrival) / rate + served.ttft
-        return Served(*(first.at[order].set(x) for x in (ttft, served.tpot, e2e)))
+        gaps = jnp.maximum(rows.n_out[:-1] - 1, 1).astype(first.dtype)
+        return Served(ttft=first, tpot=(e2e - first) / gaps, e2e=e2e)
+
+
+def _second_tokens(requests: int, order: jax.Array, served: Served) -> jax.Array:
+    """Tokens by their gap, of the second ones of all judged requests: behind the hand-over."""
+    window = judged(requests)
+    counts = (order[:-1] >= window.start) & (order[:-1] < window.stop)
+    tokens = jnp.zeros(BINS, served.ttft.dtype)
+    return tokens.at[bin_of(served.ttft)].add(counts.astype(tokens.dtype))
 
 
 def disaggregated_program(

@@ -28,6 +28,7 @@ from fluidserve._typing import Number
 from fluidserve.sampled.spell import duration, iterations_until, spell_of
 from fluidserve.sampled.state import (
     NEVER,
+    Admission,
     Clock,
     Head,
     Lane,
@@ -47,9 +48,6 @@ Policy = Literal["prompts-first", "chunked", "decode", "decode-first"]
 
 _NO_TOKENS = 1e-3
 """Less than that of a prompt is a rounding error (a cached share need not be whole tokens)."""
-
-MOST_STEPS = 200
-"""Steps per request after which a run is given up; usual are 2 to 12."""
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -83,21 +81,34 @@ def run(
     )
 
     def alone(lane: Lane, rows: Rows, s: State) -> State:
-        return step(policy, lane, functools.partial(head_at, rows), requests, s)
+        queue = Queue(functools.partial(head_at, rows), requests, lambda i: handover_at(rows, i))
+        return step(policy, lane, queue, s)
 
     every = jax.vmap(alone, (lane_axes, row_axes, 0))
 
-    def busy(carry: tuple[jax.Array, State]) -> jax.Array:
-        steps, s = carry
-        unfinished = (s.head.index < requests) | (s.batch > 0) | (s.opened.joins > 0)
-        return (steps < MOST_STEPS * requests) & jnp.any(unfinished)
-
     def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
-        steps, s = carry
-        return steps + 1, every(lanes, rows, s)
+        _, s = carry
+        after = every(lanes, rows, s)
+        unfinished = (after.head.index < requests) | (after.batch > 0) | (after.opened.joins > 0)
+        return jnp.any(unfinished & moved(s, after)), after
 
-    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    _, s = lax.while_loop(lambda carry: carry[0], body, (jnp.ones((), bool), start))
     return s.log, None if s.gaps is None else s.gaps.tokens
+
+
+def handover_at(rows: Rows, request: Number) -> Number:
+    """Time of the hand-over of a request, see `Rows`."""
+    assert rows.handover is not None
+    return rows.handover[request]
+
+
+def moved(before: State, after: State) -> jax.Array:
+    """Whether a step did anything; a lane without a finite step time stands still."""
+    moves = (after.iteration != before.iteration) | (after.head.index != before.head.index)
+    moves = moves | (after.opened.pieces != before.opened.pieces) | (after.held != before.held)
+    moves = moves | (after.clock.whole != before.clock.whole)
+    moves = moves | (after.clock.part != before.clock.part)
+    return moves & jnp.isfinite(after.clock.part)
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
@@ -127,6 +138,20 @@ class _Piece(NamedTuple):
     left: jax.Array | None
 
 
+class Queue(NamedTuple):
+    """What waits, or has waited, for an engine.
+
+    Attributes:
+      fetch: the request at an index.
+      length: how many there are.
+      handover: of a request at an index; see `Rows`. Not asked where prompts are computed here.
+    """
+
+    fetch: Callable[[Number], Head]
+    length: Number
+    handover: Callable[[Number], Number]
+
+
 class Coming(NamedTuple):
     """What an engine knows of requests that are not in its queue yet but may come.
 
@@ -144,8 +169,7 @@ class Coming(NamedTuple):
 def step(
     policy: Policy,
     lane: Lane,
-    fetch: Callable[[Number], Head],
-    known: Number,
+    queue: Queue,
     s: State,
     coming: Coming | None = None,
 ) -> State:
@@ -154,39 +178,53 @@ def step(
     Args:
       policy: what an iteration holds.
       lane: the engine.
-      fetch: the request at an index of the queue.
-      known: requests that have been or are in the queue.
+      queue: of the engine.
       s: before the step.
-      coming: what may still come; None where `known` are all.
+      coming: what may still come; None where the queue has all.
     """
     chunked, decode_only = policy == "chunked", policy in ("decode", "decode-first")
     # an iteration of prompts only has no number of its own
     behind = 0 if policy in ("chunked", "decode-first") else 1
     kind = lane.rate.dtype
 
-    def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
-        room = (batch < lane.max_batch) & (held + head.tokens <= lane.capacity)
-        return room & (waited >= 0.0) & (head.index < known)
-
-    entering = may_enter(s.head, s.clock.since(s.head.arrival), s.batch + s.opened.joins, s.held)
+    held, admission, known = s.held, s.admission, queue.length
     ready = jnp.ones((), bool) if coming is None else coming.ready
+    again = jnp.zeros((), bool)
+
+    def seen(head: Head) -> Clock:
+        return head.arrival if admission is None else admission.seen(head.index)
+
+    def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
+        here = (waited >= 0.0) & (head.index < known)
+        if admission is not None:
+            return here
+        return here & (batch < lane.max_batch) & (held + head.tokens <= lane.capacity)
+
+    if admission is not None:
+        known = admission.count
+    waited = s.clock.since(seen(s.head))
+    entering = may_enter(s.head, waited, s.batch + s.opened.joins, s.held)
+    if admission is not None:
+        admission, tokens, again = _admitted(lane, queue, s, admission)
+        held, known = held + tokens, admission.count
     piece = _piece(policy, lane, s, ready & entering, ready & s.begun)
     single = piece.finishes & (s.head.n_out == 1)
     if decode_only:
         single = jnp.zeros((), bool)
     opened = _with_piece(s, piece, single, made=0 if policy == "decode-first" else 1)
-    held = s.held + jnp.where(piece.taken & ~s.begun, s.head.tokens, 0)
+    if not decode_only:
+        held = held + jnp.where(piece.taken & ~s.begun, s.head.tokens, 0)
     leaves = s.iteration + s.head.n_out - 1 - behind
     ring = s.ring.enter(leaves, s.head.tokens, piece.finishes & ~single)
 
-    head = fetch(s.head.index + piece.finishes.astype(jnp.int32))
-    waited = s.clock.since(head.arrival)
+    head = queue.fetch(s.head.index + piece.finishes.astype(jnp.int32))
+    waited = s.clock.since(seen(head))
     cached = lane.cached(head.n_in.astype(kind))
     more = piece.finishes & may_enter(head, waited, s.batch + opened.joins, held)
     if piece.left is not None:
         needed = _NO_TOKENS if chunked else head.n_in.astype(kind) - cached
         more = more & (piece.left >= needed)
-    closes = ready & ~more
+    closes = ready & ~more & ~again
 
     batch, context = s.batch, s.context
     if decode_only:
@@ -218,7 +256,7 @@ def step(
     k = jnp.where(runs, jnp.where(mixed, 1 if chunked else 0, k), 0)
     clock = s.clock.after(jnp.where(runs, takes, 0.0))
     idle = closes & ~runs & comes
-    clock = head.arrival.where(idle, clock)
+    clock = seen(head).where(idle, clock)
 
     gaps = s.gaps
     if gaps is not None:
@@ -243,6 +281,10 @@ def step(
     else:
         batch_after = batch_after + jnp.where(closes, opened.joins - opened.singles, 0)
         context_after = context_after + jnp.where(closes, opened.join_context, 0)
+
+    if admission is not None:
+        freed = jnp.where(runs | idle, gone_tokens, admission.freed)
+        admission = admission._replace(freed=freed)
 
     # an entry that means nothing is overwritten by the next one of its place, or marked as such
     finished = s.head.arrival.where(piece.finishes, s.finished)
@@ -271,7 +313,46 @@ def step(
         departures=s.departures + departs,
         log=log,
         gaps=gaps,
+        admission=admission,
     )
+
+
+def _admitted(
+    lane: Lane, queue: Queue, s: State, a: Admission
+) -> tuple[Admission, jax.Array, jax.Array]:
+    """Gives the next request in the queue room, if there is any.
+
+    It has got it when it came, or, if those who have just left had to make it, when they did.
+
+    Returns:
+      the admitted ones, the tokens that the new one holds, and whether it was admitted now, so
+      that others may be as well before an iteration starts.
+    """
+    head = queue.fetch(a.count)
+    requests = s.batch + s.opened.joins + a.count - s.head.index
+
+    def room(requests: Number, held: Number) -> jax.Array:
+        return (requests < lane.max_batch) & (held + head.tokens <= lane.capacity)
+
+    admits = (a.count < queue.length) & room(requests, s.held)
+    before = room(requests + s.gone, s.held + a.freed)
+    comes = head.arrival.since(s.clock) >= 0.0
+    begins = head.arrival.where(comes | before, s.clock).later(a.latest)
+    link, handover = a.link, queue.handover(a.count)
+    if link is None:
+        here = begins.after(handover)
+    else:
+        pulled = begins.later(link).after(handover)
+        here, link = pulled.after(lane.overhead), pulled.where(admits, link)
+    admitted = Admission(
+        count=a.count + admits.astype(jnp.int32),
+        latest=begins.where(admits, a.latest),
+        freed=a.freed,
+        link=link,
+        here=Clock(*(put(x, a.count, y) for x, y in zip(a.here, here, strict=True))),
+    )
+    now = admits & (begins.since(s.clock) <= 0.0)
+    return admitted, jnp.where(admits, head.tokens, 0), now
 
 
 def _piece(policy: Policy, lane: Lane, s: State, entering: jax.Array, goes_on: jax.Array) -> _Piece:

@@ -68,6 +68,6 @@ def pool_latencies(rate: Number, rows: Rows, log: PoolLog) -> Served:
       rows: the trace.
       log: of its engines.
     """
-    of_queues = Rows(*(x[log.queue] for x in rows))
+    of_queues = jax.tree.map(lambda x: x[log.queue], rows)
     served = jax.vmap(latencies, (None, 0, 0))(rate, of_queues, log.engines)
     return Served(*(x[log.engine[:-1], log.place[:-1]] for x in served))

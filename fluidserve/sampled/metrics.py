@@ -67,7 +67,7 @@ def measure(
       InputError: see `fluidserve.sampled.serve.program_for`.
     """
     program = program_for(system, traces, gaps=True)
-    leaves = jax.tree.map(lambda x: jnp.asarray(x, float), stacked((system, rate, slo)))
+    leaves = stacked((system, rate, slo), jnp)
     longest = max(trace.longest for trace in traces)
     parts = [_measured(program, *leaves, rows_of(trace), longest) for trace in traces]
     joint, *rest = (np.mean([np.asarray(part[i]) for part in parts], axis=0) for i in range(6))

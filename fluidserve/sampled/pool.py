@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from fluidserve._typing import Number
-from fluidserve.sampled.engine import MOST_STEPS, Coming, Policy, refuse_derivative, step
+from fluidserve.sampled.engine import (
+    Coming,
+    Policy,
+    Queue,
+    handover_at,
+    moved,
+    refuse_derivative,
+    step,
+)
 from fluidserve.sampled.state import Clock, Head, Lane, Log, State, head_at, idle_engine, put
 from fluidserve.sampled.trace import Rows
 
 _NOWHERE = 1 << 30
-
-
-class Sent(NamedTuple):
-    """How the requests of a trace are spread.
-
-    Attributes:
-      at: when each is sent to an engine, before or when it arrives there, (requests + 1,).
-      to: which engine each goes to, (requests,); None: the one with fewest requests, then the
-        lowest index.
-    """
-
-    at: Clock
-    to: jax.Array | None
 
 
 class PoolLog(NamedTuple):
@@ -69,7 +64,7 @@ def run_pool(
     lanes: Lane,
     replicas: jax.Array,
     rows: Rows,
-    sent: Sent,
+    to: jax.Array | None,
 ) -> tuple[PoolLog, jax.Array | None]:
     """Serves a trace on every deployment; see `fluidserve.sampled.engine.run`.
 
@@ -81,7 +76,8 @@ def run_pool(
       lanes: each engine of a deployment, leaves of shape (lanes,); `rate` is that of all of them.
       replicas: engines of each deployment, (lanes,).
       rows: the trace; leaves with lanes on the first axis differ between them.
-      sent: where requests go, leaves in the same way.
+      to: which engine each request goes to, (lanes, requests); None: the one with fewest requests,
+        then the lowest index.
 
     Returns:
       the logs, lanes on the first axis, and the tokens in each bin of `fluidserve.sampled.gaps`.
@@ -91,10 +87,10 @@ def run_pool(
     """
     requests = rows.n_in.shape[-1] - 1
     lane_axes = jax.tree.map(lambda _: 0, lanes)
-    row_axes, sent_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, (rows, sent))
-    axes = (lane_axes, row_axes, sent_axes, 0)
+    row_axes, to_axes = jax.tree.map(lambda x: 0 if x.ndim > 1 else None, (rows, to))
+    axes = (lane_axes, row_axes, to_axes, 0)
 
-    def begin(lane: Lane, rows: Rows, _: Sent, count: jax.Array) -> _PoolState:
+    def begin(lane: Lane, rows: Rows, _: jax.Array | None, count: jax.Array) -> _PoolState:
         one = idle_engine(places, count_gaps, lane, rows)
         copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (engines, *x.shape)), one)
         entries = jnp.zeros(requests + 1, jnp.int32)
@@ -107,21 +103,18 @@ def run_pool(
             place=entries,
         )
 
-    start = jax.vmap(begin, axes)(lanes, rows, sent, replicas)
+    start = jax.vmap(begin, axes)(lanes, rows, to, replicas)
     advance = jax.vmap(functools.partial(_step, policy), (*axes, 0))
 
-    def busy(carry: tuple[jax.Array, _PoolState]) -> jax.Array:
-        steps, s = carry
-        e = s.engines
-        unfinished = (e.head.index < s.length) | (e.batch > 0) | (e.opened.joins > 0)
-        unfinished = jnp.any(unfinished) | jnp.any(s.following < requests)
-        return (steps < MOST_STEPS * requests) & unfinished
-
     def body(carry: tuple[jax.Array, _PoolState]) -> tuple[jax.Array, _PoolState]:
-        steps, s = carry
-        return steps + 1, advance(lanes, rows, sent, replicas, s)
+        _, s = carry
+        after = advance(lanes, rows, to, replicas, s)
+        e = after.engines
+        unfinished = (e.head.index < after.length) | (e.batch > 0) | (e.opened.joins > 0)
+        sends = (s.following < after.following) & jnp.isfinite(e.clock.part).all(-1)
+        return jnp.any(unfinished & moved(s.engines, e)) | jnp.any(sends), after
 
-    _, s = lax.while_loop(busy, body, (jnp.zeros((), jnp.int32), start))
+    _, s = lax.while_loop(lambda carry: carry[0], body, (jnp.ones((), bool), start))
     gaps = s.engines.gaps
     log = PoolLog(s.engines.log, s.queue, s.engine, s.place)
     return log, None if gaps is None else gaps.tokens.sum(1)
@@ -131,19 +124,28 @@ run_pool.defjvp(refuse_derivative)
 
 
 def _step(
-    policy: Policy, lane: Lane, rows: Rows, sent: Sent, replicas: jax.Array, s: _PoolState
+    policy: Policy,
+    lane: Lane,
+    rows: Rows,
+    engine: jax.Array | None,
+    replicas: jax.Array,
+    s: _PoolState,
 ) -> _PoolState:
     """Advances the engines of one deployment, then sends the next request if all are ready."""
     requests = rows.n_in.shape[0] - 1
     exists = s.following < requests
-    at = Clock(sent.at.whole[s.following], sent.at.part[s.following])
+    at = Clock(rows.whole[s.following], rows.part[s.following])
 
     def alone(engine: State, queue: jax.Array, length: jax.Array) -> State:
         def fetch(index: Number) -> Head:
             return head_at(rows, index, queue[index])
 
+        def handover(index: Number) -> Number:
+            return handover_at(rows, queue[index])
+
         ready = ~exists | (engine.clock.since(at) < 0.0)
-        return step(policy, lane, fetch, length, engine, Coming(ready, exists, at))
+        own = Queue(fetch, length, handover)
+        return step(policy, lane, own, engine, Coming(ready, exists, at))
 
     engines = jax.vmap(alone)(s.engines, s.queue, s.length)
 
@@ -154,7 +156,7 @@ def _step(
     load = waiting + engines.batch + jnp.where(ahead > 0.0, engines.gone, 0)
     real = jnp.arange(len(load)) < replicas
     fewest = jnp.argmin(jnp.where(real, load, _NOWHERE)).astype(jnp.int32)
-    to = fewest if sent.to is None else sent.to[s.following]
+    to = fewest if engine is None else engine[s.following]
     place = s.length[to]
     chosen = (jnp.arange(len(load)) == to) & sends
     new = head_at(rows, place, s.following)

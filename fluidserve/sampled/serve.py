@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Protocol
 
 import jax
@@ -64,10 +65,10 @@ def has_room(system: System | AggregatedSystem, longest: Leaf) -> Leaf:
     return (system.decode.kv_capacity >= longest) & (system.prefill.kv_capacity >= longest)
 
 
-def stacked(tree: Any) -> Any:
-    """A pytree whose leaves are arrays of one shape (candidates,)."""
+def stacked(tree: Any, library: ModuleType = np) -> Any:
+    """A pytree whose leaves are arrays, of NumPy or JAX, of one shape (candidates,)."""
     shape = np.broadcast_shapes((1,), *(np.shape(x) for x in jax.tree.leaves(tree)))
-    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x, float), shape), tree)
+    return jax.tree.map(lambda x: library.broadcast_to(library.asarray(x, float), shape), tree)
 
 
 def serve(system: System | AggregatedSystem, rate: Leaf, trace: Trace) -> Served:
@@ -85,7 +86,7 @@ def serve(system: System | AggregatedSystem, rate: Leaf, trace: Trace) -> Served
       InputError: see `program_for`.
     """
     program = program_for(system, [trace])
-    system, rate = jax.tree.map(lambda x: jnp.asarray(x, float), stacked((system, rate)))
+    system, rate = stacked((system, rate), jnp)
     return _serve(program, system, rate, rows_of(trace), trace.longest)
 
 

@@ -29,6 +29,7 @@ class Lane:
       max_batch: most requests held at once, a whole number as int32.
       capacity: tokens of KV that fit, a whole number as int32; at least those of each request.
       prefix_hit: share of every prompt that need not be computed; None for none.
+      overhead: of a hand-over, behind the link, in gaps; None where hand-overs have been timed.
     """
 
     times: AbstractTimeModel
@@ -37,6 +38,7 @@ class Lane:
     max_batch: Leaf
     capacity: Leaf
     prefix_hit: Leaf | None = None
+    overhead: Leaf | None = None
 
     def cached(self, n_in: Number) -> Number:
         """Prompt tokens that are not computed, as `fluidserve.timing.model.prefill_work` has it."""
@@ -60,6 +62,10 @@ class Clock(NamedTuple):
         part = self.part + time
         carry = jnp.floor(part)
         return Clock(self.whole + carry.astype(jnp.int32), part - carry)
+
+    def later(self, other: "Clock") -> "Clock":
+        """The later one of two times."""
+        return self.where(self.since(other) >= 0.0, other)
 
     def where(self, chosen: Number, other: "Clock") -> "Clock":
         """This time where chosen, else the other."""
@@ -170,6 +176,28 @@ class Ring(NamedTuple):
         return place, place // WORD, bit
 
 
+class Admission(NamedTuple):
+    """Requests that have room, in order, whose KV is on its way or there.
+
+    Attributes:
+      count: how many there have been.
+      latest: when the last of them got it.
+      freed: tokens that those held who left when the clock was last moved.
+      link: when the link is free; None where hand-overs have been timed.
+      here: when the KV of each is there, (requests + 1,).
+    """
+
+    count: jax.Array
+    latest: Clock
+    freed: jax.Array
+    link: Clock | None
+    here: Clock
+
+    def seen(self, index: Number) -> Clock:
+        """When the KV of a request is there."""
+        return Clock(self.here.whole[index], self.here.part[index])
+
+
 class Log(NamedTuple):
     """What a run leaves behind; see `fluidserve.sampled.latencies` for how it is read.
 
@@ -206,6 +234,7 @@ class State(NamedTuple):
       departures: iterations at whose end requests have left.
       log: of the run.
       gaps: times between tokens; None where nobody asks for them.
+      admission: of requests with prompts computed elsewhere; None where there are no such.
     """
 
     iteration: jax.Array
@@ -223,6 +252,7 @@ class State(NamedTuple):
     departures: jax.Array
     log: Log
     gaps: GapCount | None
+    admission: Admission | None
 
 
 def put(array: jax.Array, at: Number, value: Number) -> jax.Array:
@@ -246,6 +276,8 @@ def idle_engine(places: int, count_gaps: bool, lane: Lane, rows: Rows) -> State:
     def filled(value: int, like: jax.Array) -> jax.Array:
         return jnp.full(entries, value, like.dtype)
 
+    link = None if lane.overhead is None else start
+    there = Clock(filled(0, count), filled(0, zero))
     return State(
         iteration=count,
         clock=start,
@@ -268,7 +300,8 @@ def idle_engine(places: int, count_gaps: bool, lane: Lane, rows: Rows) -> State:
             first_iteration=filled(NEVER, count),
             first_lag=filled(0, zero),
             last_iteration=filled(NEVER, count),
-            last=Clock(filled(0, count), filled(0, zero)),
+            last=there,
         ),
         gaps=no_gaps(rows) if count_gaps else None,
+        admission=None if rows.handover is None else Admission(count, start, count, link, there),
     )

@@ -13,6 +13,9 @@ from fluidserve.specs.workload import Workload, draw_lengths, stratified
 REQUESTS = 2000
 """Requests of a trace, unless told otherwise."""
 
+SEEDS = (0, 1, 2, 3)
+"""Seeds of `draw_trace`."""
+
 WARMUP, TAIL = 0.1, 0.05
 """Shares of the requests, in order of arrival, that are not judged at the start and at the end."""
 
@@ -58,6 +61,8 @@ class Rows(NamedTuple):
       n_in: prompt tokens.
       n_out: output tokens.
       choice: for random dispatch.
+      handover: time from admission until the KV is there, in gaps, or, where the loop serves the
+        link as well, time on the link; None where prompts are computed on the spot.
     """
 
     whole: jax.Array
@@ -65,6 +70,7 @@ class Rows(NamedTuple):
     n_in: jax.Array
     n_out: jax.Array
     choice: jax.Array
+    handover: jax.Array | None = None
 
 
 def draw_trace(workload: Workload, *, seed: int, requests: int = REQUESTS) -> Trace:

@@ -108,3 +108,10 @@ def test_differentiation_is_refused(label, derivative):
     system, trace = system_of(problem_of("paper"), label), trace_of(64)
     with pytest.raises(TypeError, match="finite differences"):
         derivative(lambda rate: serve(system, rate, trace).ttft.mean())(2.0)
+
+
+def test_step_times_that_are_no_numbers_end_the_run():
+    system = deployments("paper", "1C tp4")
+    rates = np.where(np.arange(len(RATES)) == 3, np.nan, RATES)
+    served = quickly_served(system, rates, TRACE)
+    assert np.isfinite(np.delete(served.ttft, 3, axis=0)).all()

@@ -42,16 +42,25 @@ def test_requests_pass_all_stages_as_in_the_simulator(profile, label, dispatch, 
     assert largest_difference(served, simulated(system, RATES, trace)) < 1e-9
 
 
-def test_nearly_full_decode_batches_are_close():
-    """Where requests wait for places in decode, their pulls begin too early."""
-    engine = {"first_token": "prefill", "link_bandwidth": 6e9, "max_batch": 16}
-    system, trace = system_of(problem_of("paper", **engine), "1P1D tp2/tp2"), trace_of()
+def full(label, max_batch, rates):
+    """Latencies where requests wait for places in decode, here and in the simulator."""
+    engine = {"first_token": "prefill", "link_bandwidth": 6e9, "max_batch": max_batch}
+    system, trace = system_of(problem_of("paper", **engine), label), trace_of()
     system = dataclasses.replace(system, prefix_hit=HITS)
-    rates = np.array([3.0, 4.0, 5.0, 5.5])
-    served, expected = quickly_served(system, rates, trace), simulated(system, rates, trace)
+    return quickly_served(system, rates, trace), simulated(system, rates, trace)
+
+
+def test_one_full_decode_instance_is_that_of_the_simulator():
+    served, expected = full("1P1D tp2/tp2", 8, np.array([3.0, 4.0, 5.0, 5.5]))
+    assert largest_difference(served, expected) < 1e-9
+
+
+def test_several_full_decode_instances_are_close():
+    """A late pull finds the link as it was when prefill ended."""
+    served, expected = full("2P3D tp1/tp1", 6, np.array([2.0, 2.5, 3.0, 4.0]))
     assert largest_difference(served, expected) > 1e-3
     for ours, theirs in zip(served, expected, strict=True):
-        np.testing.assert_allclose(ours.mean(1), theirs.mean(1), rtol=0.02)
+        np.testing.assert_allclose(ours.mean(1), theirs.mean(1), rtol=0.05)
 
 
 @pytest.mark.parametrize(
