@@ -67,7 +67,7 @@ def test_definitions_list_every_label_and_reason():
 
 def test_the_reference_lists_every_flag():
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    groups = ("QUESTION", "TRAFFIC", "PROMISE", "ENGINE", "FIT", "SIMULATION", "ANSWER")
+    groups = ("QUESTION", "TRAFFIC", "PROMISE", "ENGINE", "FIT", "SIMULATION", "CURVE", "ANSWER")
     names = [name for group in groups for name in getattr(options, group)]
     absent = [n for n in names if not re.search(rf"`--{n.replace('_', '-')}[ `]", page)]
     assert absent == []
