@@ -20,7 +20,6 @@ memory beyond the exponential wait for a slot.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -35,9 +34,9 @@ from fluidserve.deploy.disaggregated import (
     ttft_within,
 )
 from fluidserve.deploy.promise import attainments, excess_of
-from fluidserve.queueing.batch import batching
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
+from fluidserve.stages.chunks import MOST_PROMPTS, beside, chunked_shape, mean_pieces
 from fluidserve.stages.decode import (
     DecodeLengths,
     DecodeState,
@@ -50,7 +49,6 @@ from fluidserve.stages.interrupted import (
     LEAST_LEFT,
     Interruptions,
     PausedTimes,
-    Pieces,
     SharedTimes,
     interrupted_tpot_within,
     with_bubbles,
@@ -59,8 +57,6 @@ from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape,
 from fluidserve.stages.split import scv_at_one
 from fluidserve.timing.instance import AggregatedSystem
 
-MOST_PROMPTS = 1024
-"""Prompts of one iteration, whatever they weigh."""
 _NODES = (0.2113249, 0.7886751)
 """Parts of a running step that are still to come, for two halves of the arrivals (Gauss)."""
 
@@ -211,10 +207,9 @@ def _prompts_first(plan: AggregatedPlan, rate) -> AggregatedState:
 
 
 def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
-    system, instance, bins = plan.system, plan.system.instance, plan.bins
+    system, instance = plan.system, plan.system.instance
     per_instance = rate / system.replicas
-    pieces = _pieces(plan)
-    times = SharedTimes(times=instance.times, pieces=pieces, rate=per_instance, pp=instance.pp)
+    times = _shared_times(plan, per_instance)
     nothing = instance.decode_work(jnp.ones_like(rate), plan.lengths.context)
     decode = decode_state(
         dataclasses.replace(instance, times=times),
@@ -226,107 +221,49 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
         arrival_scv=plan.arrival_scv,
         dispatch=system.dispatch,
     )
-    lane = decode.batch / instance.pp
-    batch = instance.decode_work(lane, lane * plan.lengths.context)
-    alone, added = times.added(batch)
-    room = pieces.room(lane)
-    taken = jnp.clip(with_bubbles(per_instance * added, instance.pp), 0.0, 1.0)
-
-    def lead(x):
-        return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(rate))))
-
-    def stage(tokens):
-        """Time of a prompt and what it adds to decode, by itself and in full iterations, s."""
-        work = instance.prefill_work(tokens, system.prefix_hit)
-        whole = jnp.floor(work.new / room)
-        rest = work.new - whole * room
-        reread = room * whole * (0.5 * (whole - 1.0)) + whole * rest
-
-        def with_piece(new):
-            part = new / work.new
-            piece = dataclasses.replace(
-                jax.tree.map(lambda x: x * part, work), prompts=1.0, sequences=1.0
-            )
-            read = dataclasses.replace(piece, kv_read=piece.kv_read + part * reread)
-            return instance.times.stage_time(batch + read)
-
-        last = jnp.where(rest > 0.0, with_piece(jnp.maximum(rest, 1.0)), 0.0)
-        by_itself = whole * with_piece(room) + last
-        many = jnp.maximum(work.new / room, 1.0)
-        full = alone * many + added * work.new / pieces.tokens
-        extra = by_itself - alone * (whole + jnp.where(rest > 0.0, 1.0, 0.0))
-        # what prompts cost as a queue of their own fills
-        mixed = by_itself + taken * (full - by_itself)
-        return mixed, extra + taken * (added * work.new / pieces.tokens - extra)
-
-    share = lead(bins.in_share)
-    middle, extra = stage(lead(bins.in_mean))
-    low, high = stage(lead(bins.in_low))[0], stage(lead(bins.in_high))[0]
-    mean = jnp.sum(share * middle, axis=0)
-    square = jnp.sum(share * (middle**2 + (high - low) ** 2 / 12.0), axis=0)
-    own = jnp.maximum(mean - alone, 0.05 * mean)
-    scv = jnp.maximum(square / mean**2 - 1.0, 0.0)
-    length = jnp.sum(bins.in_share * bins.in_mean)
-    spread = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var)) / length**2 - 1.0
-    room_for = room / pieces.tokens
-    together = batching(
-        (mean - own) / own, scv * (mean / own) ** 2, room_for, spread, most=MOST_PROMPTS
-    )
-    # prompts are cut to fit: the first that does not takes part with a piece, half on average
-    fit = jnp.concatenate([jnp.ones_like(together.fit[:1]), together.fit])
-    together = dataclasses.replace(
-        together,
-        fit=0.5 * (fit[1:] + fit[:-1]),
-        full=jnp.maximum(room_for, 1.0),
-        company=jnp.minimum(room_for, 1.0),
-    )
-    shape = PrefillShape(
-        low=low,
-        high=high,
-        mean=mean,
-        scv=scv,
-        edges=jnp.concatenate([low[:1], high]),
-        ahead=None,
-        pp=jnp.broadcast_to(instance.pp, mean.shape),
-        batching=together,
-    )
+    mixed = beside(times, instance, plan.lengths, decode.batch / instance.pp, 0.0 * rate)
+    taken = jnp.clip(with_bubbles(per_instance * mixed.added, instance.pp), 0.0, 1.0)
+    mixed = dataclasses.replace(mixed, crowd=taken)
+    shape, extra = chunked_shape(mixed, plan.bins, system.prefix_hit)
     prefill, arrivals = _queue(plan, shape, per_instance)
-    left = jnp.maximum(1.0 - taken, LEAST_LEFT)
+    share = jnp.reshape(plan.bins.in_share, (-1, *([1] * jnp.ndim(rate))))
     typical = jnp.sum(share * extra, axis=0)
     square = jnp.sum(share * extra**2, axis=0) - (1.0 - arrivals) * typical**2
-    whole_batch = jnp.maximum(decode.slots / instance.pp, 1.0)
-    crowded = instance.decode_work(whole_batch, whole_batch * plan.lengths.context)
-    longest = instance.times.stage_time(crowded + pieces.work(pieces.room(whole_batch)))
-    iteration = jnp.minimum(mean, alone + added * room / pieces.tokens) * instance.pp
-    prompts = Interruptions(
-        left=per_instance * typical * iteration - (decode.step - alone * instance.pp),
-        spread=alone * instance.pp * per_instance * square / left**3,
-        longest=longest * instance.pp,
+    left = jnp.maximum(1.0 - taken, LEAST_LEFT)
+    alone = mixed.alone * instance.pp
+    last = jnp.minimum(shape.mean, mixed.full) * instance.pp
+    crowded = beside(
+        times,
+        instance,
+        plan.lengths,
+        jnp.maximum(decode.slots / instance.pp, 1.0),
+        taken,
     )
+    longest = instance.times.stage_time(crowded.batch + crowded.pieces.work(crowded.room))
     return AggregatedState(
         prefill=prefill,
         decode=decode,
-        alone=alone * instance.pp,
-        prompts=prompts,
+        alone=alone,
+        prompts=Interruptions(
+            left=per_instance * typical * last - (decode.step - alone),
+            spread=alone * per_instance * square / left**3,
+            longest=longest * instance.pp,
+        ),
         taken=taken,
         handover=jnp.zeros_like(alone),
     )
 
 
-def _pieces(plan: AggregatedPlan) -> Pieces:
-    """Prompts on average; what pieces of long ones read again is counted."""
-    system, bins = plan.system, plan.bins
-    share = bins.in_share
-    work = system.instance.prefill_work(bins.in_mean, system.prefix_hit)
-    square = bins.in_mean**2 + bins.in_var
-    tokens = jnp.sum(share * work.new)
-    pairs = jnp.sum(share * work.attended * square / bins.in_mean**2)
-    budget = jnp.asarray(system.token_budget)
-    chunks = jnp.maximum(bins.in_mean[:, None] / jnp.reshape(budget, (1, -1)), 1.0)
-    cached = jnp.reshape(work.kv_read * jnp.ones_like(bins.in_mean), (-1, 1))
-    again = chunks * cached + 0.5 * chunks * (chunks - 1.0) * jnp.reshape(budget, (1, -1))
-    read = jnp.reshape(jnp.sum(share[:, None] * again, axis=0), jnp.shape(budget))
-    return Pieces(tokens=tokens, pairs=pairs / tokens, read=read / tokens, budget=budget)
+def _shared_times(plan: AggregatedPlan, per_instance: Leaf) -> SharedTimes:
+    """Iterations that hold pieces of so many prompts per second."""
+    system, instance = plan.system, plan.system.instance
+    assert system.token_budget is not None
+    return SharedTimes(
+        times=instance.times,
+        pieces=mean_pieces(instance, plan.bins, system.token_budget, system.prefix_hit),
+        rate=per_instance,
+        pp=instance.pp,
+    )
 
 
 @ttft_within.register(AggregatedPlan)
@@ -404,7 +341,7 @@ def largest_aggregated_rate(plan: AggregatedPlan) -> Float[Array, "*c"]:
     if system.token_budget is None:
         prompt = plan.prefill.busiest
     else:
-        times = SharedTimes(times=instance.times, pieces=_pieces(plan), rate=0.0, pp=instance.pp)
+        times = _shared_times(plan, 0.0)
         lane = jnp.maximum(room / instance.pp, 1.0)
         prompt = times.added(instance.decode_work(lane, lane * lengths.context))[1]
     return system.replicas / (prompt + lengths.mean_steps * step / room)
