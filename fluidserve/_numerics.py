@@ -4,7 +4,7 @@ import numpy as np
 
 from fluidserve._typing import Number
 
-_TINY = 1e-37
+_LEAST_BASE = 1e-18
 _PLAIN = (float, int)
 _EAGER = (np.ndarray, float, int)
 
@@ -37,17 +37,27 @@ def p_norm(a: Number, b: Number, p: Number) -> Number:
             a, b = b, a
         return a * (1.0 + (b / a) ** p) ** (1.0 / p) if a > 0.0 else 0.0
     top = maximum(a, b)
-    smaller = power(minimum(a, b) / maximum(top, _TINY), p)
+    smaller = power(minimum(a, b) / _or_one(top), p)
     return top * power(1.0 + smaller, 1.0 / p)
+
+
+def _or_one(x: Number) -> Number:
+    """A non-negative number to divide by; 1 in place of 0."""
+    if isinstance(x, _EAGER):
+        return np.where(x > 0.0, x, 1.0)
+    import jax.numpy as jnp
+
+    return jnp.where(x > 0.0, x, 1.0)
 
 
 def power(base: Number, exponent: Number) -> Number:
     """``base ** exponent`` for a non-negative base and a positive exponent.
 
-    On JAX arrays by logarithm and exponential, a quarter of what a power costs there.
+    On JAX arrays by logarithm and exponential, a quarter of what a power costs there; bases below
+    1e-18 count as that, so that second derivatives are finite in float32.
     """
     if isinstance(base, _EAGER) and isinstance(exponent, _EAGER):
         return base**exponent
     import jax.numpy as jnp
 
-    return jnp.exp(exponent * jnp.log(jnp.maximum(base, _TINY)))
+    return jnp.exp(exponent * jnp.log(jnp.maximum(base, _LEAST_BASE)))

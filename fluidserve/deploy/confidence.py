@@ -58,10 +58,9 @@ def doubts_of(
         Doubt.BATCHED_PREFILL: system.prefill_batch > 1,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
-    spread = system.decode.expert_spread
-    if spread:
+    if system.decode.curved:
         lane = metrics.batch / system.decode.pp
-        few = jnp.where(system.decode.pp > 1.0, _FEW_IN_LANES, _FEW) * spread
+        few = jnp.where(system.decode.pp > 1.0, _FEW_IN_LANES, _FEW) * system.decode.expert_spread
         raised[Doubt.FEW_EXPERTS] = lane < few
     if plan.horizon is not None:
         raised[Doubt.DECODE_BACKLOG] = metrics.decode_load > 1.0

@@ -35,6 +35,7 @@ from fluidserve.queueing.mgn import MAX_SERVERS
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import (
+    LEAST_RATE,
     DecodeLengths,
     DecodeState,
     decode_lengths,
@@ -221,7 +222,7 @@ def overflow_of(rate: Array, *, room: Array, passing: Array, waits: Array, drain
     """
     waiting_room = jnp.maximum(room - rate * passing, 0.0)
     # by Little's law a wait of w stands for rate * w requests ahead
-    time_to_fill = waiting_room / jnp.where(rate > 0.0, rate, 1.0)
+    time_to_fill = waiting_room / jnp.where(rate > LEAST_RATE, rate, 1.0)
     return waits * jnp.exp(-drain * time_to_fill)
 
 
@@ -361,7 +362,7 @@ def handover_var(plan: Plan, link: LinkState) -> Float[Array, "*c"]:
     prompt, prompt_square = prompt_moments(plan.bins, plan.system.kv)
     spread = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
     waits, drain = link.exponential()
-    return link.transfer**2 * spread + waits * (2.0 - waits) / drain**2
+    return link.transfer**2 * spread + waits * (2.0 - waits) * (1.0 / drain) ** 2
 
 
 def evaluate(

@@ -36,7 +36,7 @@ from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
-from fluidserve.queueing.mgn import WaitFit, fast_rate
+from fluidserve.queueing.mgn import RAREST, WaitFit, fast_rate
 
 COMPANIONS = 32
 """Companions that are counted one by one; more are taken to fit if that many do."""
@@ -170,7 +170,8 @@ def fit_batches(
         irregular = jnp.minimum(scv, 1.0)
         first_of = (1.0 - irregular) / (lined_up + 1.0) + irregular / lined_up
         rest = jnp.where(lined_up > 1.0, first_of, 0.5 * (1.0 + scv))
-        once = single.mean / jnp.maximum(single.busy, 1e-30) / servers
+        waited = single.busy > RAREST
+        once = jnp.where(waited, single.mean, 1.0) / jnp.where(waited, single.busy, 1.0) / servers
         eased = jnp.clip((1.0 - rest / once) / rho, 0.0, 1.0)
         each = eased * (f + server.full) / lined_up
         ahead, growth = _full_batches(rate * at.wait, server.full)
@@ -186,7 +187,7 @@ def fit_batches(
         meet = jnp.maximum(meet - (1.0 - arrival_scv) * (1.0 - jnp.exp(-meet)), 0.0)
         z = _ratio(meet)
         companions = jnp.sum(server.fit * z**index, axis=0)
-        companions = companions + server.fit[-1] * z ** (COMPANIONS + 1) / (1.0 - z)
+        companions = companions + server.fit[-1] * z ** (COMPANIONS + 1) * (1.0 + meet)
         c = jnp.maximum(companions, 1e-3)
         share = 0.5 * (1.0 - jnp.exp(-c) + jnp.log1p(c)) / c
         batch = jnp.clip(1.0 / (1.0 - busy + busy * share), 1.0, server.full)

@@ -23,6 +23,9 @@ from fluidserve._typing import Leaf
 MAX_SERVERS = 64
 """Servers that the Erlang recursion runs to by default."""
 
+RAREST = 1e-18
+"""Chances of waiting below this are no wait: slopes of what they divide stay finite in float32."""
+
 _SMALLEST_SCV = 0.01
 _NEWTON_STEPS = 3
 _NEAR_SATURATION = 0.03

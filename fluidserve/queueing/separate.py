@@ -35,7 +35,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
 from fluidserve._typing import Leaf
-from fluidserve.queueing.mgn import WaitFit, fast_rate
+from fluidserve.queueing.mgn import RAREST, WaitFit, fast_rate
 
 _SMALLEST_SCV = 0.002
 _SINGLE_TERMS = np.arange(1.0, 9.0)
@@ -119,9 +119,9 @@ def fit_jsq(
     busy = busy + jnp.maximum(rho - busy, 0.0) * blind
     stretch = 1.0 + (stages - 1.0) * (0.03 + 0.4 * c)
     uneven = 0.208 * jnp.maximum(several, 1e-6) ** 1.287 + several * c * (0.2355 + 0.507 * idle)
-    once = (shared.mean / jnp.maximum(shared.busy, 1e-30) + uneven) * stretch
-    level = jnp.clip(1.0 - c * shared.decay, 1e-6, 1.0)
-    decay = (1.0 - level**servers) / (c * servers) / stretch
+    once = (shared.mean / jnp.maximum(shared.busy, RAREST) + uneven) * stretch
+    level = jnp.log1p(-jnp.minimum(c * shared.decay, 1.0 - 1e-6))
+    decay = -jnp.expm1(servers * level) / (c * servers) / stretch
     # a wait that is hardly more than a residual service ends sooner than any exponential
     decay = jnp.minimum(decay, _LATE_DECAY / once)
     weight = busy * (decay * once) ** _SHARPNESS

@@ -44,9 +44,13 @@ from fluidserve.timing.instance import Instance
 from fluidserve.timing.kv import KvShape
 from fluidserve.timing.profile import FirstToken
 
+LEAST_RATE = 1e-18
+"""Rates, 1/s, below which nothing comes: what is divided by them has finite slopes in float32."""
+
 _NEWTON_STEPS = 6
 _FULL = 1.0 - 1e-3
 _SMALLEST_VARIABILITY = 1e-3
+_SHORTEST_REST = 0.25
 _LANE_COUNTS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 _LARGEST_OF_NORMALS = (0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.424, 1.629, 1.766, 2.070)
 """Mean of the largest of so many standard normals (Harter 1961)."""
@@ -134,8 +138,9 @@ def decode_lengths(
         windowed = windowed_contexts(bins, kv, o, first_token)
         shape = (-1, *([1] * jnp.ndim(kv.window)))
         shares, steps, steps2 = (jnp.reshape(x, shape) for x in (w, o, o2))
+    active = jnp.where(active > 0.0, active, 1.0)  # nobody decodes, or nothing is held
     active2 = jnp.sum(shares * steps * reserved2, axis=0) / mean
-    hold2 = jnp.sum(shares * steps2 * reserved2, axis=0)
+    hold2 = jnp.sum(shares * (steps2 / mean**2) * (reserved2 / active**2), axis=0)
     square, first = (jnp.sum(shares * x, axis=0) for x in (reserved2, reserved))
     return DecodeLengths(
         steps=o,
@@ -145,9 +150,9 @@ def decode_lengths(
         context_var=jnp.maximum(age2 - age**2, 0.0),
         reserved=active,
         reserved_var=jnp.maximum(active2 - active**2, 0.0),
-        hold_scv=jnp.maximum(hold2 / (mean * active) ** 2 - 1.0, 0.0),
+        hold_scv=jnp.maximum(hold2 - 1.0, 0.0),
         steps_scv=jnp.maximum(jnp.sum(w * o2) / mean**2 - 1.0, 0.0),
-        residual=jnp.sum(w * o2) / (2.0 * mean),
+        residual=jnp.maximum(jnp.sum(w * o2) / (2.0 * mean), _SHORTEST_REST),
         leftover=square / (2.0 * first),
         windowed=windowed,
     )
@@ -290,7 +295,7 @@ def decode_state(
     step_one, step_full = step_time(instance, lengths, ends)
     step_full = step_full + unequal
     full = demand * step_full / room
-    step = jnp.clip(batch / jnp.where(demand > 0.0, demand, 1.0), step_one, step_full)
+    step = jnp.clip(batch / jnp.where(demand > LEAST_RATE, demand, 1.0), step_one, step_full)
     step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
 
     by_memory = slot_room(instance, lengths) < max_batch
@@ -336,7 +341,7 @@ def _settle(instance, lengths, demand, shift, room, spread):
 
     def step(n):
         time, slope, per_token, unequal = step_growth(instance, lengths, n + shift, excess)
-        if instance.expert_spread:
+        if instance.curved:
             variance, tangent = spread(n, slope), slope
             time, slope = _over_batches(instance, lengths, n, shift, variance, tangent)
             unequal = unequal * jnp.minimum(slope / jnp.maximum(tangent, 1e-30), 1.0)

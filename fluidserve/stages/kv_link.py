@@ -14,6 +14,8 @@ from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 
 _FULL = 1.0 - 1e-3
+_SHORTEST, _LONGEST = 1e-18, 1e12
+"""Waits, s, below which there is none and above which all are alike: finite in every square."""
 
 
 @pytree
@@ -33,9 +35,9 @@ class LinkState:
     def exponential(self) -> tuple[Float[Array, "*c"], Float[Array, "*c"]]:
         """The wait as a chance and the rate of an exponential, 1/s, as in heavy traffic."""
         busy = jnp.clip(self.load, 0.0, _FULL)
-        waited = self.wait > 0.0
+        waited = self.wait > _SHORTEST
         rate = jnp.where(waited, busy / jnp.where(waited, self.wait, 1.0), 1.0)
-        return jnp.where(waited, busy, 0.0), rate
+        return jnp.where(waited, busy, 0.0), jnp.maximum(rate, 1.0 / _LONGEST)
 
 
 def link_state(
@@ -65,7 +67,7 @@ def link_state(
     load = rate * transfer
     slack = 1.0 - jnp.clip(load, 0.0, _FULL)
     poisson = rate * seconds_per_token**2 * prompt_square / (2.0 * slack)
-    wait = poisson * unevenness(prefill_load, n_prefill)
+    wait = jnp.minimum(poisson * unevenness(prefill_load, n_prefill), _LONGEST)
     return LinkState(load=load, wait=wait, transfer=transfer)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.queueing.batch import BatchedWait, Batching, batching, fit_batches
-from fluidserve.queueing.mgn import MAX_SERVERS, WaitFit, fit_wait
+from fluidserve.queueing.mgn import MAX_SERVERS, RAREST, WaitFit, fit_wait
 from fluidserve.queueing.separate import fit_jsq, fit_renewal
 from fluidserve.queueing.tandem import Ahead, ahead, at_levels
 from fluidserve.queueing.transient import EarlyWait, early_wait
@@ -32,7 +32,6 @@ LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 
 _LOADS = 33
 _TOGETHER = 3.0
-_RAREST = 1e-30
 _SMALLEST_LOAD = 1e-4
 _LARGEST_LOAD = 1.0 - 1e-4
 
@@ -258,7 +257,7 @@ class PrefillState:
 
     def _late(self, slack, delay: Delay | None, unit):
         """Chance that a wait for prefill, and the one after it, take longer than `slack`."""
-        busy = jnp.maximum(self.wait.busy, _RAREST)  # underflows with many idle instances
+        busy = jnp.maximum(self.wait.busy, RAREST)  # underflows with many idle instances
         late = self.wait.tail(slack / unit) / busy
         if delay is None:
             return late

@@ -30,15 +30,17 @@ class Instance:
         alone do not fit.
       kv: what a request holds and reads of its tokens; None where every layer keeps and attends
         all of them.
-      expert_spread: routed experts over those that a token uses; 0 without experts. Below so many
-        requests a step grows ever more slowly with each, as they use more experts in common.
+      expert_spread: routed experts over those that a token uses; 0 without experts.
+      curved: whether there are experts: below `expert_spread` requests a step grows ever more
+        slowly with each, as they use more experts in common.
     """
 
     times: AbstractTimeModel
     pp: Leaf
     kv_capacity: Leaf
     kv: KvShape | None = None
-    expert_spread: float = static(default=0.0)
+    expert_spread: Leaf = 0.0
+    curved: bool = static(default=False)
 
     def prefill_work(self, n_in: Number, prefix_hit: Number | None = None) -> Work:
         """One prompt of `n_in` tokens, the share `prefix_hit` of them cached; None without."""
@@ -178,4 +180,5 @@ def build_instance(
         kv_capacity=capacity,
         kv=kv_shape(model, tp),
         expert_spread=model.experts / model.experts_per_token if model.experts else 0.0,
+        curved=bool(model.experts),
     )

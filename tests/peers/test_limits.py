@@ -104,6 +104,6 @@ def test_an_unreachable_limit_is_named_with_the_closest_latency(limits, reason, 
     """No plan is an answer: which limit stops all of them, and what comes closest."""
     slo = Slo(**({"e2e": math.inf, "e2e_share": 0.0} | limits))  # one program for all of them
     with pytest.raises(NoFeasibleDeployment) as nothing:
-        plan(dataclasses.replace(_qwen(), slo=slo), budget=4)
+        plan(dataclasses.replace(_qwen(), slo=slo), budget=4, kinds=("disaggregated",))
     assert set(nothing.value.reasons) == {reason}
     assert told in (nothing.value.nearest or "")

@@ -1,0 +1,1 @@
+"""A sweep over random candidates for NaN, in values and in derivatives."""
