@@ -39,16 +39,19 @@ def mean_pieces(
       budget: tokens of an iteration.
       prefix_hit: share of every prompt found in the prefix cache; None without one.
     """
-    share, budget = bins.in_share, jnp.asarray(budget)
-    work = instance.prefill_work(bins.in_mean, prefix_hit)
-    square = bins.in_mean**2 + bins.in_var
-    tokens = jnp.sum(share * work.new)
-    pairs = jnp.sum(share * work.attended * square / bins.in_mean**2)
-    room = jnp.reshape(budget, (1, -1))
-    chunks = jnp.maximum(bins.in_mean[:, None] / room, 1.0)
-    cached = jnp.reshape(work.kv_read * jnp.ones_like(bins.in_mean), (-1, 1))
-    again = chunks * cached + 0.5 * chunks * (chunks - 1.0) * room
-    read = jnp.reshape(jnp.sum(share[:, None] * again, axis=0), jnp.shape(budget))
+    budget = jnp.asarray(budget)
+
+    def lead(x):
+        return jnp.reshape(x, (-1, *([1] * jnp.ndim(budget))))
+
+    share, mean = lead(bins.in_share), lead(bins.in_mean)
+    work = instance.prefill_work(mean, prefix_hit)
+    square = mean**2 + lead(bins.in_var)
+    chunks = jnp.maximum(mean / budget, 1.0)
+    again = chunks * work.kv_read + 0.5 * chunks * (chunks - 1.0) * budget
+    tokens = jnp.sum(share * work.new, axis=0)
+    pairs = jnp.sum(share * work.attended * square / mean**2, axis=0)
+    read = jnp.sum(share * again, axis=0)
     return Pieces(tokens=tokens, pairs=pairs / tokens, read=read / tokens, budget=budget)
 
 

@@ -127,3 +127,14 @@ def test_an_instance_that_does_not_fit_leaves_no_candidates():
     assert not len(grid)
     with pytest.raises(NoFeasibleDeployment, match="does not fit into 1"):
         plan(large, budget=1)
+
+
+@pytest.mark.parametrize("label", ["2C tp1", "2S tp1 b1024"])
+def test_windows_are_followed_and_not_sampled(label):
+    """Sampled engines keep every token, so a model with windows goes through the simulator."""
+    problem = make_problem("gpt-oss-20b", "H100-SXM", profile="default", tpot=0.03)
+    row = analyse(problem, parse_label(label, gpu=problem.gpu.name), None)
+    assert row.goodput > 0
+    assert row.attainment >= 0.895
+    assert row.refined is not None
+    assert row.refined.error == 0.0
