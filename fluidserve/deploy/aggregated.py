@@ -216,7 +216,7 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
         plan.lengths,
         system.replicas,
         rate,
-        max_batch=system.max_batch,
+        max_batch=_largest_batch(plan),
         transfer=times.added(nothing)[1] * instance.pp,
         arrival_scv=plan.arrival_scv,
         dispatch=system.dispatch,
@@ -252,6 +252,21 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
         taken=taken,
         handover=jnp.zeros_like(alone),
     )
+
+
+def _largest_batch(plan: AggregatedPlan) -> Array:
+    """Requests that an instance decodes at most.
+
+    Where iterations of a full budget are split between tokens of prompts and of decode as requests
+    need them, more requests in decode would leave prompts behind.
+    """
+    system, instance = plan.system, plan.system.instance
+    if system.token_budget is None:
+        return jnp.asarray(system.max_batch)
+    steps = plan.lengths.mean_steps
+    tokens = mean_pieces(instance, plan.bins, system.token_budget, system.prefix_hit).tokens
+    balanced = instance.pp * system.token_budget * steps / (steps + tokens)
+    return jnp.minimum(system.max_batch, jnp.maximum(balanced, 1.0))
 
 
 def _shared_times(plan: AggregatedPlan, per_instance: Leaf) -> SharedTimes:
@@ -336,7 +351,7 @@ def largest_aggregated_rate(plan: AggregatedPlan) -> Float[Array, "*c"]:
     """Rate at which full instances spend all their time, 1/s: prompts and decode steps together."""
     system, lengths, instance = plan.system, plan.lengths, plan.system.instance
     one = jnp.ones_like(plan.prefill.mean)
-    room = slots(instance, lengths, system.max_batch, 0.0 * one)
+    room = slots(instance, lengths, _largest_batch(plan), 0.0 * one)
     step = step_time(instance, lengths, room)
     if system.token_budget is None:
         prompt = plan.prefill.busiest

@@ -38,6 +38,7 @@ from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import RAREST, WaitFit, fast_rate
 
 _SMALLEST_SCV = 0.002
+_LEAST_BUSY = 1e-36
 _SINGLE_TERMS = np.arange(1.0, 9.0)
 _LATER_TERMS = 8.5 * np.exp(0.8 * np.arange(17))
 _TERMS = np.concatenate([_SINGLE_TERMS, _LATER_TERMS])
@@ -85,7 +86,7 @@ def fit_renewal(
     residual = 4.0 * (1.0 + 2.0 * c) / (3.0 * (1.0 + c)) - 1.0
     regular = jnp.clip(1.0 - gaps, 0.0, 1.0)
     ladder = residual + 0.3 * (1.0 - residual) * regular**2
-    shrunk = busy**ladder
+    shrunk = jnp.maximum(busy, _LEAST_BUSY) ** ladder
     height = (1.0 - shrunk) / (ladder * decay)
     mean = busy * height / (1.0 - busy)
     weight = (1.0 - busy) * shrunk / (decay * height)
