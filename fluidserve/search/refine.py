@@ -28,7 +28,7 @@ SEEDS = (0, 1)
 """Of the two traces that every candidate is served on."""
 _NOISY = 0.03
 _FARTHEST = 4.0
-_LARGE, _LONG = 150.0, 6000
+_LARGE, _LONG = 60.0, 6000
 """From a batch on that many requests take to fill, traces are as long."""
 _CONTENDING = 0.6
 """Goodput per GPU, as a share of the best, from which on an error of the formulas matters."""
