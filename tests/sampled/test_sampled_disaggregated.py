@@ -28,7 +28,7 @@ HITS = np.array([0.0, 0.1, 0.4, 0.8])
         ("default", "3P1D tp2pp2/tp4", "shared", "decode"),
         ("paper", "2P3D tp1/tp1", "shared", "prefill"),
         ("paper", "2P3D tp1/tp1", "random", "decode"),
-        ("paper", "2P3D tp1/tp1", "round-robin", "prefill"),
+        ("paper", "2P1D tp1/tp2", "round-robin", "prefill"),
     ],
 )
 def test_requests_pass_all_stages_as_in_the_simulator(profile, label, dispatch, first_token):
@@ -57,10 +57,11 @@ def test_one_full_decode_instance_is_that_of_the_simulator():
 
 def test_several_full_decode_instances_are_close():
     """A late pull finds the link as it was when prefill ended."""
-    served, expected = full("2P3D tp1/tp1", 6, np.array([2.0, 2.5, 3.0, 4.0]))
+    served, expected = full("2P3D tp1/tp1", 4, np.array([2.0, 2.5, 3.0, 3.25]))
     assert largest_difference(served, expected) > 1e-3
-    for ours, theirs in zip(served, expected, strict=True):
-        np.testing.assert_allclose(ours.mean(1), theirs.mean(1), rtol=0.05)
+    np.testing.assert_allclose(served.e2e.mean(1), expected.e2e.mean(1), rtol=0.01)
+    middle, theirs = (np.median(x.tpot, axis=1) for x in (served, expected))
+    np.testing.assert_allclose(middle, theirs, rtol=0.01)
 
 
 @pytest.mark.parametrize(

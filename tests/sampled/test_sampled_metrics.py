@@ -15,7 +15,7 @@ RATES = np.array([1.0, 4.0, 6.0])
 SLO = Slo(ttft=0.15, tpot=0.03)
 
 
-@pytest.mark.parametrize("label", ["1S tp2 b256", "1C tp2", "2P2D tp1/tp1"])
+@pytest.mark.parametrize("label", ["1C tp2", "2P2D tp1/tp1"])
 def test_metrics_are_those_of_the_simulator(label):
     system = system_of(problem_of("paper", first_token="prefill"), label)
     trace = trace_of()
@@ -39,7 +39,7 @@ def test_metrics_are_those_of_the_simulator(label):
 
 
 def test_two_traces_give_a_mean_and_an_error():
-    system = system_of(problem_of("paper"), "1S tp2 b256")
+    system = system_of(problem_of("paper"), "1C tp2")
     traces = [trace_of(seed=1), trace_of(seed=2)]
     both = measure(system, RATES, SLO, traces)
     single = [measure(system, RATES, SLO, [trace]) for trace in traces]
@@ -50,7 +50,7 @@ def test_two_traces_give_a_mean_and_an_error():
 
 
 def test_without_room_nothing_is_met():
-    system = system_of(problem_of("paper"), "1S tp2 b256")
+    system = system_of(problem_of("paper"), "1C tp2")
     instance = dataclasses.replace(system.instance, kv_capacity=100.0)
     found = measure(dataclasses.replace(system, instance=instance), RATES, SLO, [trace_of()])
     assert (found.attainment == 0.0).all()
