@@ -13,8 +13,13 @@ from fluidserve.specs.workload import Workload, draw_lengths, stratified
 REQUESTS = 2000
 """Requests of a trace, unless told otherwise."""
 
-SEEDS = (0, 1, 2, 3)
-"""Seeds of `draw_trace`."""
+SEEDS = (18, 30, 36, 12)
+"""Seeds of `draw_trace` whose first two or four traces of `REQUESTS` requests stand well for all.
+
+Chosen from 40 by the error of the mean goodput of 144 deployments against long traces: mean and
+worst error of the first two 0.7 and 3.4 %, of all four 0.5 and 2.4 %; on 144 others, of other
+models and workloads, 1.2 and 4.4 %, and 1.0 and 4.6 % (``experiments/sampled_traces``).
+"""
 
 WARMUP, TAIL = 0.1, 0.05
 """Shares of the requests, in order of arrival, that are not judged at the start and at the end."""
