@@ -8,10 +8,11 @@ import numpy as np
 
 from fluidserve._typing import Leaf
 from fluidserve.errors import InputError
-from fluidserve.sampled.engine import Policy, run
+from fluidserve.sampled.engine import run
 from fluidserve.sampled.latencies import Served, latencies, pool_latencies
 from fluidserve.sampled.pool import run_pool
 from fluidserve.sampled.state import Lane
+from fluidserve.sampled.step import Policy
 from fluidserve.sampled.trace import Rows
 from fluidserve.timing.instance import AggregatedSystem
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from fluidserve._typing import Leaf, Number
 from fluidserve.sampled.aggregated import MOST_ENGINES, power_of_two, refuse, whole
-from fluidserve.sampled.engine import Policy, run
+from fluidserve.sampled.engine import run
 from fluidserve.sampled.gaps import BINS, bin_of
 from fluidserve.sampled.latencies import Served, latencies, pool_latencies
 from fluidserve.sampled.pool import run_pool
 from fluidserve.sampled.prefill import link_lags, prefill_lags
 from fluidserve.sampled.state import Clock, Lane
+from fluidserve.sampled.step import Policy
 from fluidserve.sampled.trace import Rows, Trace, judged
 from fluidserve.timing.instance import System
 

@@ -13,16 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fluidserve._typing import Number
-from fluidserve.sampled.engine import (
-    Coming,
-    Policy,
-    Queue,
-    handover_at,
-    moved,
-    refuse_derivative,
-    step,
-)
+from fluidserve.sampled.engine import handover_at, moved, refuse_derivative
 from fluidserve.sampled.state import Clock, Head, Lane, Log, State, head_at, idle_engine, put
+from fluidserve.sampled.step import Coming, Policy, Queue, step
 from fluidserve.sampled.trace import Rows
 
 _NOWHERE = 1 << 30
