@@ -185,6 +185,8 @@ class Admission(NamedTuple):
       freed: tokens that those held who left when the clock was last moved.
       link: when the link is free; None where hand-overs have been timed.
       here: when the KV of each is there, (requests + 1,).
+      next: when that of the head of the queue is; kept apart, as reading an array before it changes
+        would copy it.
     """
 
     count: jax.Array
@@ -192,10 +194,7 @@ class Admission(NamedTuple):
     freed: jax.Array
     link: Clock | None
     here: Clock
-
-    def seen(self, index: Number) -> Clock:
-        """When the KV of a request is there."""
-        return Clock(self.here.whole[index], self.here.part[index])
+    next: Clock
 
 
 class Log(NamedTuple):
@@ -303,5 +302,7 @@ def idle_engine(places: int, count_gaps: bool, lane: Lane, rows: Rows) -> State:
             last=there,
         ),
         gaps=no_gaps(rows) if count_gaps else None,
-        admission=None if rows.handover is None else Admission(count, start, count, link, there),
+        admission=None
+        if rows.handover is None
+        else Admission(count, start, count, link, there, start),
     )

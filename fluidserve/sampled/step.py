@@ -99,18 +99,16 @@ def step(
     ready = jnp.ones((), bool) if coming is None else coming.ready
     again = jnp.zeros((), bool)
 
-    def seen(head: Head) -> Clock:
-        return head.arrival if admission is None else admission.seen(head.index)
-
     def may_enter(head: Head, waited: Number, batch: Number, held: Number) -> jax.Array:
         here = (waited >= 0.0) & (head.index < known)
         if admission is not None:
             return here
         return here & (batch < lane.max_batch) & (held + head.tokens <= lane.capacity)
 
+    seen = s.head.arrival
     if admission is not None:
-        known = admission.count
-    waited = s.clock.since(seen(s.head))
+        known, seen = admission.count, admission.next
+    waited = s.clock.since(seen)
     entering = may_enter(s.head, waited, s.batch + s.opened.joins, s.held)
     if admission is not None:
         admission, tokens, again = _admitted(lane, queue, s, admission)
@@ -126,7 +124,10 @@ def step(
     ring = s.ring.enter(leaves, s.head.tokens, piece.finishes & ~single)
 
     head = queue.fetch(s.head.index + piece.finishes.astype(jnp.int32))
-    waited = s.clock.since(seen(head))
+    seen = head.arrival
+    if admission is not None:
+        seen = Clock(admission.here.whole[head.index], admission.here.part[head.index])
+    waited = s.clock.since(seen)
     cached = lane.cached(head.n_in.astype(kind))
     more = piece.finishes & may_enter(head, waited, s.batch + opened.joins, held)
     if piece.left is not None:
@@ -143,7 +144,7 @@ def step(
     k = jnp.where(runs, ran.count, 0)
     clock = s.clock.after(jnp.where(runs, ran.takes, 0.0))
     idle = closes & ~runs & comes
-    clock = seen(head).where(idle, clock)
+    clock = seen.where(idle, clock)
     last = s.iteration + k - 1
     gone, gone_tokens, ring = ring.leave(last, k > 0)
     departs = (gone > 0).astype(jnp.int32)
@@ -157,7 +158,7 @@ def step(
 
     if admission is not None:
         freed = jnp.where(runs | idle, gone_tokens, admission.freed)
-        admission = admission._replace(freed=freed)
+        admission = admission._replace(freed=freed, next=seen)
 
     finished = s.head.arrival.where(piece.finishes, s.finished)
     out = closes & (opened.joins > 0)
@@ -312,6 +313,7 @@ def _admitted(
         freed=a.freed,
         link=link,
         here=Clock(*(put(x, a.count, y) for x, y in zip(a.here, here, strict=True))),
+        next=a.next,
     )
     now = admits & (begins.since(s.clock) <= 0.0)
     return admitted, jnp.where(admits, head.tokens, 0), now
