@@ -58,6 +58,7 @@ class Simulated:
       requests: requests of each run.
       runs: runs that were needed.
       e2e: end-to-end latency at that rate.
+      itl: gaps between tokens at that rate; None unless the SLO limits them.
     """
 
     goodput: float
@@ -68,6 +69,7 @@ class Simulated:
     requests: int
     runs: int
     e2e: Latency
+    itl: Latency | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,7 @@ class DeploymentResult:
       ttft: time to first token at that rate.
       tpot: time per output token after the first at that rate, over requests with two and more.
       attainment: share of requests that meet the joint limits together; all limits where each has
-        a share of its own.
+        a share of its own; share of the gaps where the only limit is on ITL.
       prefill_load: busy share of the prefill pool.
       link_load: busy share of the KV link.
       decode_load: demand on the decode pool over its throughput with all slots taken.
@@ -136,6 +138,7 @@ class DeploymentResult:
       replayed: the recording whose busiest window was planned for; None where there is none.
       e2e: end-to-end latency at that rate; None unless the SLO limits it.
       refined: the refining tier; None where the formulas speak alone.
+      itl: gaps between tokens at that rate; None unless the SLO limits them.
     """
 
     deployment: Deployment
@@ -162,6 +165,7 @@ class DeploymentResult:
     replayed: Replayed | None = None
     e2e: Latency | None = None
     refined: Refined | None = None
+    itl: Latency | None = None
 
     @property
     def gpus(self) -> int:
@@ -195,6 +199,7 @@ class DeploymentResult:
             "ttft": dataclasses.asdict(self.ttft),
             "tpot": dataclasses.asdict(self.tpot),
             "e2e": dataclasses.asdict(self.e2e) if self.e2e else None,
+            "itl": dataclasses.asdict(self.itl) if self.itl else None,
             "attainment": self.attainment,
             "utilization": {
                 "prefill": self.prefill_load,

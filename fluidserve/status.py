@@ -22,6 +22,8 @@ class Binding(enum.IntEnum):
     E2E = 10
     E2E_UNREACHABLE = 11
     CAPACITY = 12
+    ITL = 13
+    ITL_UNREACHABLE = 14
 
     @property
     def label(self) -> str:
@@ -50,6 +52,10 @@ ADVICE = {
     "a larger decode tp; where TTFT is a large part of it, also prefill instances.",
     Binding.E2E_UNREACHABLE: "even an idle system misses the end-to-end limit for too many "
     "requests: use a larger decode tp, a faster GPU, or relax the limit.",
+    Binding.ITL: "gaps between tokens bind: let fewer prompts come between them (a smaller token "
+    "budget, more instances, or a pool for prefill), or shorten the steps (a larger tp).",
+    Binding.ITL_UNREACHABLE: "even an idle system misses the ITL limit for too many gaps: use a "
+    "larger decode tp, a faster GPU, or relax the limit.",
     Binding.CAPACITY: "the instances are saturated by prompts and decode together: add some.",
 }
 

@@ -82,6 +82,7 @@ PROMISE = _options(
                  "the requests."),
         "tpot": ("[pN:]TIME", "Limit on the time per output token, such as 50ms or p99:50ms."),
         "e2e": ("[pN:]TIME", "Limit on the time to the last token, such as 10s or p90:10s."),
+        "itl": ("pN:TIME", "Limit on single gaps between tokens: p99:100ms for 99% of all gaps."),
         "attainment": ("X", "Share of requests that must meet the limits without a percentile "
                        "together (default 0.9)."),
         "horizon": ("N", "Judge the first N requests into an empty system (default: steady)."),

@@ -21,6 +21,7 @@ from fluidserve.report.sentences import (
     overload_sentence,
     profile_sentence,
     question_sentence,
+    stall_sentences,
     users_sentence,
 )
 from fluidserve.report.tables import (
@@ -118,6 +119,7 @@ def _print_answer(
         f"{row.deployment.label}, {row.gpus} GPUs, at {three_digits(row.rate)} requests/s "
         f"({asked}); {_requests_phrase(problem, inputs, found.summary)}, seed {inputs.seed}",
         latency_table(row, found.summary, problem.slo),
+        *stall_sentences(found.summary),
         phases_table(row, found.phases),
         load_table(row, found.summary, found.utilisation),
     ]
@@ -134,6 +136,16 @@ def _print_answer(
     if row.replayed is not None:
         parts += [replay_table([row]), *replay_sentences(problem, [row])]
     print_answer(parts)
+
+
+def gaps_json(summary: Summary) -> dict[str, Any]:
+    """ITL, longest gaps and stalls; all None where gaps were not recorded."""
+    gaps = summary.gaps
+    return {
+        "itl": dataclasses.asdict(gaps.itl) if gaps else None,
+        "longest_gap": dataclasses.asdict(gaps.longest) if gaps else None,
+        "stalled": gaps.stalled if gaps else None,
+    }
 
 
 def _requests_phrase(problem: Problem, inputs: Inputs, summary: Summary) -> str:
@@ -167,6 +179,7 @@ def _as_json(
             "tpot": dataclasses.asdict(summary.tpot),
             "phases": dataclasses.asdict(found.phases),
             "e2e": dataclasses.asdict(summary.e2e),
+            **gaps_json(summary),
             "throughput": summary.throughput,
             "utilization": {"prefill": use.prefill, "link": use.link, "decode": use.decode},
             "batch": use.decode_batch,

@@ -29,11 +29,12 @@ from fluidserve.deploy.disaggregated import (
     NO_LIMIT,
     Metrics,
     earliest_ttft,
+    itl_met,
     met_together,
     tpot_met,
     ttft_within,
 )
-from fluidserve.deploy.promise import attainments, excess_of
+from fluidserve.deploy.promise import attainments, excess_of, of_gaps_alone
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.chunks import MOST_PROMPTS, beside, chunked_shape, mean_pieces
@@ -325,10 +326,11 @@ def aggregated_metrics(plan: AggregatedPlan, slo: Slo, state: AggregatedState) -
     decode, bins = state.decode, plan.bins
     carried = (state.prefill.load < 1.0) & (decode.full < 1.0)
     met, e2e = met_together(plan, state, slo, ttft, tpot)
-    attainment = jnp.where(carried, met, 0.0)
+    itl = itl_met(plan, state, slo)
+    attainment = jnp.where(carried, of_gaps_alone(slo, met, itl), 0.0)
     by_ttft = jnp.tensordot(bins.in_share, ttft, axes=1)
     by_tpot = jnp.tensordot(bins.out_share, tpot, axes=1)
-    by_limit = jnp.where(carried, attainments(bins, by_ttft, by_tpot, e2e), 0.0)
+    by_limit = jnp.where(carried, attainments(bins, by_ttft, by_tpot, e2e, itl), 0.0)
     nothing = jnp.zeros_like(attainment)
     return Metrics(
         attainment=attainment,
@@ -344,6 +346,7 @@ def aggregated_metrics(plan: AggregatedPlan, slo: Slo, state: AggregatedState) -
         prefill_memory=nothing,
         overflow=nothing,
         e2e_attainment=e2e,
+        itl_attainment=itl,
     )
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fluidserve.deploy.aggregated import AggregatedPlan
-from fluidserve.deploy.binding import missed_metric, of_metric
+from fluidserve.deploy.binding import UNREACHABLE, missed_metric, of_metric
 from fluidserve.deploy.confidence import NUDGE, doubt_bits
 from fluidserve.deploy.disaggregated import Metrics
 from fluidserve.specs.slo import Slo
@@ -34,11 +34,9 @@ def aggregated_binding(
     metric = missed_metric(plan.bins, slo, metrics)
     waiting = metrics.slot_waits > 0.5 * (1.0 - metrics.ttft_attainment)
     by_ttft = jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TTFT)
-    found = of_metric(metric, by_ttft, Binding.TPOT, Binding.E2E)
+    found = of_metric(metric, slo, by_ttft, Binding.TPOT, Binding.E2E, Binding.ITL)
     found = jnp.where(goodput > 0.995 * upper, Binding.CAPACITY, found)
-    unreachable = of_metric(
-        metric, Binding.TTFT_UNREACHABLE, Binding.TPOT_UNREACHABLE, Binding.E2E_UNREACHABLE
-    )
+    unreachable = of_metric(metric, slo, *UNREACHABLE)
     return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)
 
 

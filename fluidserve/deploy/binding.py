@@ -40,7 +40,7 @@ def binding_of(
     metric = missed_metric(plan.bins, slo, metrics)
     waiting = metrics.slot_waits > 0.5 * misses_tpot
     by_tpot = jnp.where(waiting, Binding.DECODE_SLOTS, Binding.TPOT)
-    found = of_metric(metric, Binding.TTFT, by_tpot, Binding.E2E)
+    found = of_metric(metric, slo, Binding.TTFT, by_tpot, Binding.E2E, Binding.ITL)
     found = jnp.where(metrics.overflow > 0.5 * misses, Binding.PREFILL_MEMORY, found)
     saturated = jnp.where(
         prefill <= jnp.minimum(link, decode),
@@ -49,22 +49,39 @@ def binding_of(
     )
     upper = jnp.minimum(jnp.minimum(prefill, link), decode)
     found = jnp.where(goodput > 0.995 * upper, saturated, found)
-    unreachable = of_metric(
-        metric, Binding.TTFT_UNREACHABLE, Binding.TPOT_UNREACHABLE, Binding.E2E_UNREACHABLE
-    )
+    unreachable = of_metric(metric, slo, *UNREACHABLE)
     return jnp.where(goodput > 0.0, found, unreachable).astype(jnp.int32)
 
 
+UNREACHABLE = (
+    Binding.TTFT_UNREACHABLE,
+    Binding.TPOT_UNREACHABLE,
+    Binding.E2E_UNREACHABLE,
+    Binding.ITL_UNREACHABLE,
+)
+"""What binds where even an idle system misses a limit, in the order of `missed_metric`."""
+
+
 def missed_metric(bins: LengthBins, slo: Slo, metrics: Metrics) -> Int[Array, "*c"]:
-    """The metric whose constraint is the furthest from being met: 0 TTFT, 1 TPOT, 2 end to end."""
+    """The metric whose constraint is the furthest from being met.
+
+    0 is TTFT, 1 TPOT, 2 end to end, 3 ITL.
+    """
     if not has_shares(slo) and slo.e2e is None:
         return jnp.where(1.0 - metrics.ttft_attainment >= 1.0 - metrics.tpot_attainment, 0, 1)
     attained = attainments(
-        bins, metrics.ttft_attainment, metrics.tpot_attainment, metrics.e2e_attainment
+        bins,
+        metrics.ttft_attainment,
+        metrics.tpot_attainment,
+        metrics.e2e_attainment,
+        metrics.itl_attainment,
     )
     return most_pressing(slo, attained, metrics.attainment)
 
 
-def of_metric(metric: Int[Array, "*c"], ttft: Leaf, tpot: Leaf, e2e: Leaf) -> Int[Array, "*c"]:
-    """Picks by `missed_metric`."""
-    return jnp.where(metric == 0, ttft, jnp.where(metric == 1, tpot, e2e))
+def of_metric(
+    metric: Int[Array, "*c"], slo: Slo, ttft: Leaf, tpot: Leaf, e2e: Leaf, itl: Leaf
+) -> Int[Array, "*c"]:
+    """Picks by `missed_metric`; that of ITL only where the promise limits it."""
+    beyond = e2e if slo.itl is None else jnp.where(metric == 2, e2e, itl)
+    return jnp.where(metric == 0, ttft, jnp.where(metric == 1, tpot, beyond))

@@ -84,9 +84,8 @@ def _binding(plan: Plan, slo: Slo, metrics: Metrics, rate, met) -> Int[Array, "*
     found = jnp.where(metrics.slot_waits > 0.5, Binding.DECODE_SLOTS, Binding.USERS)
     found = jnp.where(rate > _FULL * link, Binding.LINK, found)
     found = jnp.where(rate > _FULL * prefill, Binding.PREFILL_CAPACITY, found)
-    missed = of_metric(
-        missed_metric(plan.bins, slo, metrics), Binding.TTFT, Binding.TPOT, Binding.E2E
-    )
+    metric = missed_metric(plan.bins, slo, metrics)
+    missed = of_metric(metric, slo, Binding.TTFT, Binding.TPOT, Binding.E2E, Binding.ITL)
     return jnp.where(met, found, missed).astype(jnp.int32)
 
 

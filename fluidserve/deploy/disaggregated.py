@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
 from fluidserve._pytree import pytree
@@ -29,6 +30,7 @@ from fluidserve.deploy.promise import (
     attainments,
     excess_of,
     has_shares,
+    of_gaps_alone,
     reported,
 )
 from fluidserve.queueing.mgn import MAX_SERVERS
@@ -120,6 +122,7 @@ class Metrics:
       prefill_memory: mean tokens held in prefill memory over what fits.
       overflow: chance that prompts waiting for a slot fill the prefill memory.
       e2e_attainment: share that meets the limit on end-to-end latency; None without one.
+      itl_attainment: share of the gaps that meets the limit on ITL; None without one.
     """
 
     attainment: Leaf
@@ -135,6 +138,7 @@ class Metrics:
     prefill_memory: Leaf
     overflow: Leaf
     e2e_attainment: Leaf | None = None
+    itl_attainment: Leaf | None = None
 
 
 @pytree
@@ -305,6 +309,29 @@ def tpot_met(
 
 
 @functools.singledispatch
+def gaps_within(plan: Plan, state: State, limit: Float[Array, "..."] | float) -> Float[Array, "*c"]:
+    """Share of all gaps between tokens, of all requests together, that are at most `limit`, s.
+
+    A gap is a decode step; where the first token leaves with prefill, the first gap of a request is
+    the hand-over, the wait for a slot and the first step: its TPOT if it had two tokens.
+    """
+    decode, limit = state.decode, jnp.minimum(limit, NO_LIMIT)
+    deviation = jnp.sqrt(decode.step_var + (1e-4 * decode.step) ** 2)
+    steps = ndtr((limit - decode.step) / deviation)
+    if plan.system.first_token == "prefill":
+        first = first_gaps(plan.bins)
+        steps = steps + first * (tpot_met(plan, state, limit, jnp.ones(1))[0] - steps)
+    carried = (state.prefill.load < 1.0) & (state.link.load < 1.0) & (decode.full < 1.0)
+    return jnp.where(carried, steps, 0.0)
+
+
+def first_gaps(bins: LengthBins) -> Float[Array, ""]:
+    """Share of the gaps that are the first ones of their requests."""
+    gaps = jnp.sum(bins.out_share * bins.gap_mean)
+    return jnp.minimum((1.0 - bins.out_share[0]) / jnp.maximum(gaps, 1e-6), 1.0)
+
+
+@functools.singledispatch
 def earliest_ttft(plan: Plan, state: State) -> Float[Array, "*c"]:
     """TTFT of the shortest prompt where nothing is in its way, s."""
     alone = plan.prefill.low[0] * plan.prefill.pp
@@ -385,9 +412,10 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
     held = plan.prefill.mean * system.prefill.pp + state.handover
     held = held + decode.mean_wait()
     met, e2e = met_together(plan, state, slo, ttft, tpot)
-    attainment = jnp.where(carried, met, 0.0)
+    itl = itl_met(plan, state, slo)
+    attainment = jnp.where(carried, of_gaps_alone(slo, met, itl), 0.0)
     by_ttft, by_tpot = _mean(plan.bins.in_share, ttft), _mean(plan.bins.out_share, tpot)
-    by_limit = jnp.where(carried, attainments(plan.bins, by_ttft, by_tpot, e2e), 0.0)
+    by_limit = jnp.where(carried, attainments(plan.bins, by_ttft, by_tpot, e2e, itl), 0.0)
     return Metrics(
         attainment=attainment,
         excess=excess_of(slo, attainment, by_limit),
@@ -405,7 +433,16 @@ def metrics_of(plan: Plan, slo: Slo, rate: Float[Array, "*c"], state: State) -> 
         / jnp.maximum(system.n_prefill * system.prefill.kv_capacity, 1.0),
         overflow=state.overflow,
         e2e_attainment=e2e,
+        itl_attainment=itl,
     )
+
+
+def itl_met(plan: Any, state: Any, slo: Slo) -> Float[Array, "*c"] | None:
+    """Share of the gaps that meets the limit on ITL, 1 where there are none; None without one."""
+    if slo.itl is None:
+        return None
+    single = plan.bins.out_share[0] > 1.0 - 1e-6
+    return jnp.where(single, 1.0, gaps_within(plan, state, slo.itl))
 
 
 def met_together(plan: Any, state: Any, slo: Slo, ttft, tpot):

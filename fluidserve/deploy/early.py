@@ -382,7 +382,7 @@ def early_latencies(
         return _averaged(jax.vmap(at_node)(state.nodes))
 
     like = jnp.stack([state.steady.handover] * 2)
-    levels, _ = levels_of(Slo() if slo is None else slo)
+    levels, *_ = levels_of(Slo() if slo is None else slo)
     found = quantiles(within, like, levels, steps)
     longest = found[len(QUANTILES) - 1]
     reach = _INTEGRAL_REACH * jnp.where(jnp.isfinite(longest), longest, 0.0)

@@ -1,4 +1,4 @@
-"""Distributions of TTFT and TPOT of a deployment at a rate: means and quantiles.
+"""Distributions of TTFT, TPOT and, where asked for, more: means and quantiles at a rate.
 
 The same shares that decide attainment, read the other way round.
 """
@@ -20,6 +20,7 @@ from fluidserve.deploy.disaggregated import (
     decoded_share,
     earliest_ttft,
     first_step,
+    gaps_within,
     tpot_met,
     ttft_within,
 )
@@ -53,6 +54,8 @@ class Latencies:
         overloaded.
       e2e_mean: mean time to the last token; None unless the promise limits it.
       e2e: its quantiles.
+      itl_mean: mean gap between tokens, over all gaps; None unless the promise limits them.
+      itl: quantiles over all gaps.
 
     Where limits have shares of their own, a last quantile of each is the one at that share.
     """
@@ -64,6 +67,8 @@ class Latencies:
     phases: Leaf
     e2e_mean: Leaf | None = None
     e2e: Leaf | None = None
+    itl_mean: Leaf | None = None
+    itl: Leaf | None = None
 
 
 def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None) -> Latencies:
@@ -73,7 +78,7 @@ def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None
       plan: the deployment, of any kind.
       state: its stages at a rate.
       steps: bisections of each quantile; with 0 the quantiles mean nothing and cost nothing.
-      slo: the promise, which may ask for other quantiles and for end-to-end latency.
+      slo: the promise, which may ask for other quantiles, for end-to-end latency and for ITL.
     """
     slo = Slo() if slo is None else slo
     bins = plan.bins
@@ -83,7 +88,7 @@ def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None
         ttft = jnp.tensordot(bins.in_share, ttft_within(plan, state, times[0]), axes=1)
         return jnp.stack([ttft, jnp.tensordot(several, tpot_met(plan, state, times[1]), axes=1)])
 
-    levels, of_e2e = levels_of(slo)
+    levels, of_e2e, of_itl = levels_of(slo)
     like = state.handover
     ttft, tpot = jnp.swapaxes(quantiles(shares, jnp.stack([like] * 2), levels, steps), 0, 1)
     mean = ttft_mean(plan, state)
@@ -91,6 +96,11 @@ def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None
     if slo.e2e is not None:
         e2e_mean = mean + decode_mean(plan, state)
         e2e = _e2e_quantiles(plan, state, of_e2e, _AMPLE * ttft[2], steps)
+    itl_mean = itl = None
+    if slo.itl is not None:
+        gaps = jnp.sum(bins.out_share * bins.gap_mean)
+        itl_mean = decode_mean(plan, state) / jnp.maximum(gaps, 1e-6)
+        itl = quantiles(lambda time: gaps_within(plan, state, time), like, of_itl, steps)
     return Latencies(
         ttft_mean=mean,
         ttft=ttft,
@@ -99,22 +109,24 @@ def latencies(plan: Any, state: Any, steps: Leaf = STEPS, slo: Slo | None = None
         phases=phases(plan, state),
         e2e_mean=e2e_mean,
         e2e=e2e,
+        itl_mean=itl_mean,
+        itl=itl,
     )
 
 
-def levels_of(slo: Slo) -> tuple[jax.Array, jax.Array]:
-    """Quantile levels of TTFT and TPOT, (p, 2) or (p), and of end-to-end latency, (p).
+def levels_of(slo: Slo) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Quantile levels of TTFT and TPOT, (p, 2) or (p), of end-to-end latency and of ITL, (p).
 
     Where limits have shares of their own, these follow `QUANTILES`; P90 stands for none.
     """
     usual = jnp.array(QUANTILES)
     if not has_shares(slo):
-        return usual, usual
-    ttft, tpot, e2e = (
+        return usual, usual, usual
+    ttft, tpot, e2e, *itl = (
         jnp.where(jnp.asarray(share, usual.dtype) > 0.0, share, 0.9) for share in own_shares(slo)
     )
     pairs = jnp.concatenate([jnp.stack([usual, usual], axis=1), jnp.stack([ttft, tpot])[None]])
-    return pairs, jnp.append(usual, e2e)
+    return pairs, jnp.append(usual, e2e), jnp.append(usual, itl[0]) if itl else usual
 
 
 def quantile_of(slo: Slo, metric: str) -> tuple[int, str]:

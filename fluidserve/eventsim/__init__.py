@@ -16,6 +16,7 @@ from fluidserve.eventsim.horizon import (
 from fluidserve.eventsim.measure import (
     FEWEST_TURNS,
     Estimate,
+    GapSummary,
     Quantiles,
     Summary,
     attainment,
@@ -33,6 +34,7 @@ from fluidserve.eventsim.static import run_static
 __all__ = [
     "FEWEST_TURNS",
     "Estimate",
+    "GapSummary",
     "Gaps",
     "GoodputEstimate",
     "Quantiles",

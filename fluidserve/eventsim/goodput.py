@@ -121,7 +121,10 @@ class _Margin:
         """One run."""
         self.probes += 1
         arrival = self._unit / rate
-        records = run(self._system, arrival, self._n_in, self._n_out, seed=self._seed)
+        gaps = self._slo.itl is not None
+        records = run(
+            self._system, arrival, self._n_in, self._n_out, record_gaps=gaps, seed=self._seed
+        )
         spare = excess(records.window(warmup=self._warmup, tail=self._tail), self._slo)
         if self._open:
             spare = min(spare, _MOST_GROWTH - growth(records))
@@ -132,7 +135,8 @@ def idle_probe(system: System | AggregatedSystem, workload: Workload, slo: Slo) 
     """The margin of requests that never meet each other, at a rate where they hardly would."""
     _, n_in, n_out = draw_requests(workload, _IDLE_REQUESTS, seed=0)
     spacing = _time_alone(system, float(n_in.max()), float(n_out.max()))
-    records = run(system, np.arange(_IDLE_REQUESTS) * spacing, n_in, n_out)
+    arrival, gaps = np.arange(_IDLE_REQUESTS) * spacing, slo.itl is not None
+    records = run(system, arrival, n_in, n_out, record_gaps=gaps)
     return 0.01 / spacing, excess(records, slo)
 
 

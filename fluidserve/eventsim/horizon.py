@@ -14,7 +14,14 @@ import numpy as np
 from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests
 from fluidserve.eventsim.goodput import GoodputEstimate, bracket, idle_probe, narrow
-from fluidserve.eventsim.measure import Summary, estimate, margins, meets, quantiles
+from fluidserve.eventsim.measure import (
+    Summary,
+    estimate,
+    margins,
+    meets,
+    quantiles,
+    summarise_gaps,
+)
 from fluidserve.eventsim.records import Records, Utilisation
 from fluidserve.eventsim.runs import run
 from fluidserve.specs.slo import Slo, limits_of
@@ -38,6 +45,7 @@ def simulate_first(
     horizon: int,
     runs: int,
     seed: int = 0,
+    record_gaps: bool = False,
 ) -> list[Records]:
     """Serves `horizon` requests from an empty system, `runs` times.
 
@@ -51,6 +59,7 @@ def simulate_first(
       horizon: requests of a run.
       runs: how many, with the seeds ``seed``, ``seed + 1`` and so on.
       seed: the first seed.
+      record_gaps: also keep every time between two tokens.
 
     Raises:
       InputError: a rate that is not positive and finite, or what `run` raises.
@@ -58,7 +67,10 @@ def simulate_first(
     if not 0 < rate < math.inf:
         raise InputError(f"rate = {rate} must be positive and finite (1/s)")
     drawn = _draw(workload, horizon, range(seed, seed + runs))
-    return [run(system, unit / rate, n_in, n_out, seed=s) for s, unit, n_in, n_out in drawn]
+    return [
+        run(system, unit / rate, n_in, n_out, seed=s, record_gaps=record_gaps)
+        for s, unit, n_in, n_out in drawn
+    ]
 
 
 def summarise_first(runs: Sequence[Records], slo: Slo) -> Summary:
@@ -81,6 +93,7 @@ def summarise_first(runs: Sequence[Records], slo: Slo) -> Summary:
         attainment=dataclasses.replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0)),
         throughput=float(np.sum(done) / max(float(np.sum(spans)), 1e-9)),
         requests=sum(len(r) for r in runs),
+        gaps=summarise_gaps(runs, shares.get("itl")),
     )
 
 
@@ -136,7 +149,10 @@ def goodput_first(
     def spare(rate: float) -> np.ndarray:
         nonlocal probes
         probes += len(drawn)
-        served = (run(system, unit / rate, n_in, n_out, seed=s) for s, unit, n_in, n_out in drawn)
+        served = (
+            run(system, unit / rate, n_in, n_out, seed=s, record_gaps=slo.itl is not None)
+            for s, unit, n_in, n_out in drawn
+        )
         return np.array([margins(records, slo) for records in served])
 
     def margin(rate: float) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -10,7 +11,15 @@ from fluidserve.errors import InputError
 from fluidserve.eventsim.arrivals import draw_requests, streams
 from fluidserve.eventsim.records import Records
 from fluidserve.eventsim.runs import run, run_closed
-from fluidserve.specs.slo import Limit, Slo, joint_limits, limits_of, reported_limits
+from fluidserve.specs.slo import (
+    Limit,
+    Slo,
+    joint_limits,
+    limits_of,
+    percentile_name,
+    reported_limits,
+    request_limits,
+)
 from fluidserve.specs.workload import Workload, draw_lengths
 from fluidserve.timing.instance import AggregatedSystem, System
 
@@ -121,11 +130,18 @@ def closed_window(users: int, requests: int) -> Window:
 def meets(records: Records, slo: Slo) -> np.ndarray:
     """Which requests meet the joint limits, or all limits where none is joint.
 
-    A limit is met up to a relative rounding error of 1e-9; a single token always meets TPOT.
+    A limit is met up to a relative rounding error of 1e-9; a single token always meets TPOT. Where
+    the only limit is on ITL, it says which gaps meet that, if there are any.
     """
+    limits = reported_limits(slo)
+    if limits and not request_limits(slo):
+        met = _within(records, limits[0])
+        if len(met):
+            return met
+        limits = []
     met = np.ones(len(records), bool)
-    for limit in reported_limits(slo):
-        met &= _times(records, limit) <= limit.time * _ROUNDING
+    for limit in limits:
+        met &= _within(records, limit)
     return met
 
 
@@ -139,14 +155,18 @@ def margins(records: Records, slo: Slo) -> np.ndarray:
 
     The joint attainment, where it is asked for, comes first. It is over all requests; so is the
     share of a limit by itself, except for TPOT, which counts the requests with two and more output
-    tokens and is met where there is none. Take `Records.window` first.
+    tokens, and for ITL, which counts their gaps; both are met where there is none. Take
+    `Records.window` first.
+
+    Raises:
+      InputError: a limit on ITL, and records without gaps.
     """
     found = []
     if joint_limits(slo) or not limits_of(slo):
         found.append(attainment(records, slo) - float(slo.attainment))
     for limit in limits_of(slo):
         if limit.share is not None:
-            met = _times(records, limit) <= limit.time * _ROUNDING
+            met = _within(records, limit)
             met = met[records.n_out > 1] if limit.metric == "tpot" else met
             found.append(float(met.mean() if len(met) else 1.0) - limit.share)
     return np.array(found)
@@ -157,9 +177,16 @@ def excess(records: Records, slo: Slo) -> float:
     return float(margins(records, slo).min())
 
 
-def _times(records: Records, limit: Limit) -> np.ndarray:
-    """The latency that a limit is on, s, by request."""
-    return {"ttft": records.ttft, "tpot": records.tpot, "e2e": records.e2e}[limit.metric]
+def _within(records: Records, limit: Limit) -> np.ndarray:
+    """Which requests, for ITL which gaps, meet a limit."""
+    if limit.metric == "itl":
+        if records.gaps is None:
+            name = percentile_name(limit.share or 0.0)
+            raise InputError(f"{name} ITL: the records have no gaps; run with record_gaps")
+        times = records.gaps.values
+    else:
+        times = getattr(records, limit.metric)
+    return times <= limit.time * _ROUNDING
 
 
 def growth(records: Records) -> float:
@@ -213,6 +240,25 @@ class Quantiles:
     at_share: float | None = None
 
 
+STALL = 5.0
+"""Times the median gap, above which a gap counts as a stall."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GapSummary:
+    """Gaps between tokens.
+
+    Attributes:
+      itl: all gaps of all requests in one sample.
+      longest: the longest gap of each request with two and more output tokens.
+      stalled: share of these requests with a gap above `STALL` times the median of all gaps.
+    """
+
+    itl: Quantiles
+    longest: Quantiles
+    stalled: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Summary:
     """Metrics of a run.
@@ -226,6 +272,7 @@ class Summary:
       throughput: requests that finish per second between the first and the last arrival of the
         window; in a closed loop by Little's law.
       requests: requests in the window.
+      gaps: single gaps between tokens; None where they were not recorded.
     """
 
     ttft: Quantiles
@@ -234,6 +281,7 @@ class Summary:
     attainment: Estimate
     throughput: float
     requests: int
+    gaps: GapSummary | None = None
 
 
 def summarise(
@@ -267,7 +315,7 @@ def summarise(
     if len(kept) < batches:
         raise InputError(f"summarise: {len(kept)} requests do not fill {batches} batches")
     met = meets(kept, slo).astype(np.float64)
-    by_batch = estimate(np.array([b.mean() for b in np.array_split(met, batches)]))
+    by_batch = estimate(np.array([b.mean() for b in np.array_split(met, min(batches, len(met)))]))
     together = dataclasses.replace(
         by_batch,
         value=float(met.mean()),
@@ -288,6 +336,27 @@ def summarise(
         attainment=together,
         throughput=throughput,
         requests=len(kept),
+        gaps=summarise_gaps([kept], share.get("itl")),
+    )
+
+
+def summarise_gaps(parts: Sequence[Records], share: float | None = None) -> GapSummary | None:
+    """Gaps of all requests of some runs; None where they were not recorded.
+
+    Args:
+      parts: runs, or windows of them.
+      share: where to take a quantile of ITL besides the usual ones.
+    """
+    recorded = [r.gaps for r in parts if r.gaps is not None]
+    if len(recorded) < len(parts):
+        return None
+    every = np.concatenate([gaps.values for gaps in recorded])
+    longest = np.concatenate([gaps.longest() for gaps in recorded])
+    itl = quantiles(every, share)
+    return GapSummary(
+        itl=itl,
+        longest=quantiles(longest),
+        stalled=float((longest > STALL * itl.p50).mean()) if len(longest) else 0.0,
     )
 
 

@@ -24,6 +24,11 @@ class Gaps:
         """Gaps of one request, s; ``n_out - 1`` of them."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
+    def longest(self) -> np.ndarray:
+        """Longest gap of each request that has any, s."""
+        starts = self.offsets[:-1][np.diff(self.offsets) > 0]
+        return np.maximum.reduceat(self.values, starts) if len(starts) else np.empty(0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Utilisation:

@@ -52,6 +52,7 @@ def flat_row(row: DeploymentResult) -> dict[str, Any]:
         **_times("ttft", row.ttft),
         **_times("tpot", row.tpot),
         **_times("e2e", row.e2e),
+        **_times("itl", row.itl),
         "attainment": row.attainment,
         "prefill_utilization": row.prefill_load,
         "link_utilization": row.link_load,
@@ -91,4 +92,5 @@ def _simulated(found: Simulated | None) -> dict[str, Any]:
         **_times("simulated_ttft", found.ttft if found else None),
         **_times("simulated_tpot", found.tpot if found else None),
         **_times("simulated_e2e", found.e2e if found else None),
+        **_times("simulated_itl", found.itl if found else None),
     }

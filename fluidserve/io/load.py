@@ -226,7 +226,7 @@ def _promise(slo: Slo) -> dict[str, float | None]:
     """Limits, s, and their percentiles; None for what is not asked for."""
     given = {limit.metric: limit for limit in limits_of(slo)}
     values: dict[str, float | None] = {}
-    for metric in ("ttft", "tpot", "e2e"):
+    for metric in ("ttft", "tpot", "e2e", "itl"):
         limit = given.get(metric)
         values[metric] = limit.time if limit else None
         share = limit.share if limit else None

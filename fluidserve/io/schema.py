@@ -101,6 +101,11 @@ def _limit(value: Any, info: ValidationInfo) -> Limit | None:
                 "example p95:500ms"
             )
     time = parse_quantity(rest if colon else text, "s", name=name)
+    if metric == "itl" and share is None:
+        raise InputError(
+            f"{name}: {text!r} names no percentile; a limit on ITL is for a share of all gaps "
+            f"between tokens, write for example p99:{text.strip()}"
+        )
     return Limit(metric=metric, time=time, share=share)
 
 
@@ -152,6 +157,7 @@ class Inputs(BaseModel):
       ttft: limit on the time to first token, with or without a percentile.
       tpot: limit on the time per output token, the same.
       e2e: limit on the time to the last token, the same.
+      itl: limit on single gaps between tokens, with a percentile.
       attainment: share of requests that must meet the limits without a percentile together.
       horizon: judge the first so many requests into an empty system; steady state when left out.
       rate: arrival rate to serve, 1/s.
@@ -201,6 +207,7 @@ class Inputs(BaseModel):
     ttft: Promised = None
     tpot: Promised = None
     e2e: Promised = None
+    itl: Promised = None
     attainment: Number = Field(0.9, gt=0, lt=1)
     horizon: Count | None = Field(None, ge=10, le=1_000_000)
     rate: Rate | None = None
@@ -272,9 +279,9 @@ class Inputs(BaseModel):
 
     @model_validator(mode="after")
     def _some_limit(self) -> Self:
-        limits = [limit for limit in (self.ttft, self.tpot, self.e2e) if limit is not None]
+        limits = [limit for limit in self._limits if limit is not None]
         if not limits:
-            raise InputError("no limit: give at least one of --ttft, --tpot and --e2e")
+            raise InputError("no limit: give at least one of --ttft, --tpot, --e2e and --itl")
         if "attainment" in self.model_fields_set and all(x.share is not None for x in limits):
             raise InputError(
                 "--attainment is of limits without a percentile, and each limit has one; leave "
@@ -284,6 +291,11 @@ class Inputs(BaseModel):
             raise InputError(
                 "--e2e and --horizon are given together; the formulas for the first requests have "
                 "no end-to-end latency, give one of them"
+            )
+        if self.itl is not None and self.horizon is not None:
+            raise InputError(
+                "--itl and --horizon are given together; the formulas for the first requests have "
+                "no single gaps, give one of them"
             )
         return self
 
@@ -302,10 +314,14 @@ class Inputs(BaseModel):
         return self
 
     @property
+    def _limits(self) -> tuple[Limit | None, ...]:
+        return self.ttft, self.tpot, self.e2e, self.itl
+
+    @property
     def slo(self) -> Slo:
         """The promise."""
         times, shares = {}, {}
-        for limit in (self.ttft, self.tpot, self.e2e):
+        for limit in self._limits:
             if limit is not None:
                 times[limit.metric], shares[f"{limit.metric}_share"] = limit.time, limit.share
         return Slo(attainment=self.attainment, **times, **shares)

@@ -22,7 +22,7 @@ def comparison_table(problems: Sequence[Problem], found: Comparison) -> Table:
     """
     best = {name: result.deployments[0] for name, result in found.plans.items()}
     labels = [row.deployment.label for row in best.values()]
-    shown = [(row.ttft, shown_tpot(row), None) for row in best.values()]
+    shown = [(row.ttft, shown_tpot(row), None, None) for row in best.values()]
     columns = latency_columns(shown, problems[0].slo)
     times = {name: [texts[i] for *_, texts in columns] for i, name in enumerate(best)}
     simulated = any(row.simulated is not None for row in best.values())

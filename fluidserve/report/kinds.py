@@ -18,6 +18,7 @@ _HOLDS_BACK = {
     "ttft": "prompts wait too long",
     "tpot": "tokens come too slowly",
     "e2e": "answers take too long",
+    "itl": "tokens stall",
     "decode_slots": "KV slots run out",
     "prefill_capacity": "the prefill pool is full",
     "decode_capacity": "the decode pool is full",
@@ -49,7 +50,7 @@ def by_kind(result: PlanResult) -> dict[Kind, DeploymentResult]:
 def kinds_table(ranked: dict[Kind, DeploymentResult], slo: Slo) -> Table:
     """One line for each kind: its best deployment within the same budget."""
     rows = list(ranked.values())
-    columns = latency_columns([(r.ttft, shown_tpot(r), r.e2e) for r in rows], slo)
+    columns = latency_columns([(r.ttft, shown_tpot(r), r.e2e, r.itl) for r in rows], slo)
     table = plain_table(
         "kind",
         *("best", "GPUs", "req/s", "per\nGPU", "of the\nbest"),

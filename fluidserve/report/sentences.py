@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from fluidserve.eventsim import Summary
+from fluidserve.eventsim.measure import STALL
 from fluidserve.problem import Problem
 from fluidserve.report.numbers import large, percent, three_digits, times_more
 from fluidserve.report.traffic import burst_sentences, prefix_sentences
@@ -17,6 +19,7 @@ from fluidserve.specs.slo import (
     limits_of,
     percentile_name,
     reported_limits,
+    request_limits,
 )
 from fluidserve.status import ADVICE, Binding
 from fluidserve.timing.saturation import saturation_length
@@ -288,14 +291,25 @@ def _serves(problem: Problem, result: PlanResult, best: DeploymentResult) -> str
     headroom = times_more(best.goodput / result.rate - 1.0)
     return (
         f"Goodput: {goodput}; the rate asked for is {result.rate:g}, which leaves a headroom of "
-        f"{headroom}. At that rate {percent(best.attainment)} of the requests {_meet(slo)}."
+        f"{headroom}. At that rate {percent(best.attainment)} of {_counted(slo)} {_meet(slo)}."
     )
+
+
+def stall_sentences(summary: Summary) -> list[str]:
+    """How many requests stall; nothing where gaps were not recorded."""
+    gaps = summary.gaps
+    if gaps is None or not math.isfinite(gaps.longest.mean):
+        return []
+    return [
+        f"Stalls: {percent(gaps.stalled)} of the simulated requests have a gap above {STALL:g} "
+        f"times the median gap of {format_time(gaps.itl.p50)}."
+    ]
 
 
 def users_sentence(problem: Problem, row: DeploymentResult) -> str:
     """What a closed loop comes to, and whether it keeps the promise."""
     slo = problem.slo
-    met = f"{percent(row.attainment)} of the requests {_meet(slo)}"
+    met = f"{percent(row.attainment)} of {_counted(slo)} {_meet(slo)}"
     kept = "which meets the SLO" if row.goodput > 0 else "which MISSES the SLO"
     return (
         f"Throughput: {three_digits(row.rate)} requests/s ({three_digits(row.rate / row.gpus)} per "
@@ -303,6 +317,11 @@ def users_sentence(problem: Problem, row: DeploymentResult) -> str:
         f"users who each send the next request when the last has ended; {met}, {kept} "
         f"({_held(slo, '')})."
     )
+
+
+def _counted(slo: Slo) -> str:
+    """What the reported attainment is a share of."""
+    return "the requests" if request_limits(slo) else "the gaps between tokens"
 
 
 def _meet(slo: Slo) -> str:

@@ -29,15 +29,15 @@ def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     """Deployments, best first, with what they do at their rate.
 
     Latencies are P90, or the percentile that a limit names, which then stands in the header. An
-    asterisk marks those that cannot be told apart from the first one. With end-to-end latency
-    there is no room for the goodput per GPU.
+    asterisk marks those that cannot be told apart from the first one. With end-to-end latency or
+    ITL there is no room for the goodput per GPU.
     """
     starred = sum(r.tied for r in rows) > 1
-    has_e2e = any(r.e2e is not None for r in rows)
-    columns = latency_columns([(r.ttft, shown_tpot(r), r.e2e) for r in rows], slo)
+    wide = any(r.e2e is not None or r.itl is not None for r in rows)
+    columns = latency_columns([(r.ttft, shown_tpot(r), r.e2e, r.itl) for r in rows], slo)
     table = plain_table(
         "deployment",
-        *("GPUs", "req/s", *([] if has_e2e else ["per\nGPU"])),
+        *("GPUs", "req/s", *([] if wide else ["per\nGPU"])),
         *(
             f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
             for name, named, unit, _ in columns
@@ -52,7 +52,7 @@ def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
             r.deployment.label + ("*" if r.tied and starred else ""),
             str(r.gpus),
             three_digits(r.goodput),
-            *([] if has_e2e else [three_digits(r.goodput_per_gpu)]),
+            *([] if wide else [three_digits(r.goodput_per_gpu)]),
             *(texts[i] for *_, texts in columns),
             "/".join(_bare_percent(x) for x in loads),
             three_digits(r.batch if r.batch >= _FEWEST_SHOWN else 0.0),
@@ -66,14 +66,14 @@ def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
 def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     """Formulas beside the event simulator, for the rows that were simulated.
 
-    With end-to-end latency there is no room for the attainment.
+    With end-to-end latency or ITL there is no room for the attainment.
     """
-    has_e2e = any(r.e2e is not None for r in rows)
+    wide = any(r.e2e is not None or r.itl is not None for r in rows)
     checked = [(r, r.simulated) for r in rows if r.simulated is not None]
     times = []
     for r, s in checked:
-        times.append((r.ttft, shown_tpot(r), r.e2e))
-        times.append((s.ttft, s.tpot, None if r.e2e is None else s.e2e))
+        times.append((r.ttft, shown_tpot(r), r.e2e, r.itl))
+        times.append((s.ttft, s.tpot, None if r.e2e is None else s.e2e, s.itl))
     columns = latency_columns(times, slo)
     what = "goodput /s" if all(r.concurrency is None for r in rows) else "through-\nput /s"
     table = plain_table(
@@ -81,7 +81,7 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
         f"{what}\nformulas",
         f"{what}\nsimulated",
         "differ-\nence",
-        *([] if has_e2e else ["SLO met\nform./sim."]),
+        *([] if wide else ["SLO met\nform./sim."]),
         *(f"{name} {named or 'P90'} {unit}\nform./sim." for name, named, unit, _ in columns),
     )
     for i, (r, s) in enumerate(checked):
@@ -90,7 +90,7 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
             three_digits(claimed(r)),
             three_digits(s.goodput) + _half_width(s.goodput_interval),
             f"{difference(r):+.0%}" if math.isfinite(difference(r)) else "-",
-            *([] if has_e2e else [f"{percent(r.attainment)}/{percent(s.attainment)}"]),
+            *([] if wide else [f"{percent(r.attainment)}/{percent(s.attainment)}"]),
             *("/".join(texts[2 * i : 2 * i + 2]) for *_, texts in columns),
         )
     return table
@@ -114,14 +114,14 @@ def replay_table(rows: Sequence[DeploymentResult]) -> Table:
 def latency_columns(
     rows: Sequence[tuple[Latency | None, ...]], slo: Slo
 ) -> list[tuple[str, str, str, list[str]]]:
-    """TTFT, TPOT and, where it is known, end-to-end latency, each in one unit.
+    """TTFT, TPOT and, where they are known, end-to-end latency and ITL, each in one unit.
 
     Returns:
       name; percentile where it is not the usual P90; unit; texts by row.
     """
     shares = {limit.metric: limit.share for limit in limits_of(slo)}
     columns = []
-    for metric, cells in zip(("ttft", "tpot", "e2e"), zip(*rows, strict=True), strict=True):
+    for metric, cells in zip(("ttft", "tpot", "e2e", "itl"), zip(*rows, strict=True), strict=True):
         share = shares.get(metric)
         if None in cells:
             continue
@@ -146,19 +146,28 @@ def _at(times: Latency | Quantiles, share: float | None) -> float:
 def latency_table(analysis: DeploymentResult, summary: Summary, slo: Slo) -> Table:
     """Latencies of one deployment, simulated and by the formulas.
 
-    Where limits name percentiles of their own, these have a column.
+    Where limits name percentiles of their own, these have a column. Longest gaps of requests are
+    simulated only.
     """
     shares = {limit.metric: limit.share for limit in limits_of(slo)}
     own = any(share is not None for share in shares.values())
     table = plain_table("", "mean", "P50", "P90", "P99", *(["at its limit's"] if own else []))
-    both = [("TTFT", summary.ttft, analysis.ttft), ("TPOT", summary.tpot, shown_tpot(analysis))]
+    both: list[tuple[str, Quantiles, Latency | None]] = [
+        ("TTFT", summary.ttft, analysis.ttft),
+        ("TPOT", summary.tpot, shown_tpot(analysis)),
+    ]
     if analysis.e2e is not None:
         both.append(("E2E", summary.e2e, analysis.e2e))
+    if summary.gaps is not None:
+        both.append(("ITL", summary.gaps.itl, analysis.itl))
+        both.append(("longest gap", summary.gaps.longest, None))
     for name, found, formula in both:
         share = shares.get(name.lower())
-        unit, texts = in_one_unit([*_figures(found, share), *_figures(formula, share)])
-        half = len(texts) // 2
-        for source, row in (("simulated", texts[:half]), ("formulas", texts[half:])):
+        known = [("simulated", found), *([] if formula is None else [("formulas", formula)])]
+        unit, texts = in_one_unit([x for _, times in known for x in _figures(times, share)])
+        size = len(texts) // len(known)
+        for i, (source, _) in enumerate(known):
+            row = texts[i * size : (i + 1) * size]
             at = [f"{percentile_name(share)}: {row[4]}"] if share is not None else []
             table.add_row(f"{name} {source}, {unit}", *row[:4], *at)
         table.add_section()

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
+from fluidserve.deploy import aggregated_gaps as _registers_gaps  # noqa: F401
 from fluidserve.deploy import aggregated_latency as _registers_latencies  # noqa: F401
 from fluidserve.deploy.aggregated import (
     AggregatedPlan,

@@ -413,6 +413,7 @@ def _result(
         ttft=latency("ttft"),
         tpot=latency("tpot"),
         e2e=None if found.e2e is None else latency("e2e"),
+        itl=None if found.itl is None else latency("itl"),
         attainment=float(metrics.attainment[position]),
         prefill_load=float(metrics.prefill_load[position]),
         link_load=float(metrics.link_load[position]),
@@ -520,12 +521,12 @@ def _closest_idle(problem: Problem, grid: Candidates) -> tuple[int, str]:
 
 def _at_limits(problem: Problem, found: Latencies) -> np.ndarray:
     """The latency that each limit is on, at its `quantile_of`, (limits, candidates), s."""
-    # with a single output token there is no TPOT to miss
+    # with a single output token there is no TPOT and no gap to miss
     single = float(problem.bins.out_share[0]) > 0.999
     return np.array(
         [
             0.0 * found.ttft[0]
-            if single and limit.metric == "tpot"
+            if single and limit.metric in ("tpot", "itl")
             else getattr(found, limit.metric)[quantile_of(problem.slo, limit.metric)[0]]
             for limit in limits_of(problem.slo)
         ]

@@ -3,8 +3,9 @@
 Candidates of one shape and token budget differ only in their number of instances. One instance of
 each serves sampled requests, and what that says of the formulas' goodput, as a factor on the rate,
 is taken to hold for any number of instances. The engines of `fluidserve.sampled` serve all shapes
-at once. What they do not have (pipelines, windows, preemption) goes through the event simulator,
-one by one, but only what would come out on top; the rest takes the worst factor found there.
+at once. What they do not have (pipelines, windows, preemption, limits on single gaps) goes through
+the event simulator, one by one, but only what would come out on top; the rest takes the worst
+factor found there.
 """
 
 import dataclasses
@@ -88,6 +89,8 @@ def refine(
     formulas = np.asarray(scores.goodput, float)
     found = _Found(formulas)
     flat = np.array([s.pp == 1 for s in grid.shapes])[alone.shape]
+    if problem.slo.itl is not None:
+        flat = np.zeros(len(kept), bool)
     per_gpu = formulas / alone.gpus
     rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
     held = float(np.max(scores.metrics.batch[rows], initial=0.0))

@@ -94,16 +94,25 @@ def question_of(problem: Problem) -> Question:
     """What the candidates of a problem share, in the form of which programs are fewest.
 
     Raises:
-      InputError: a limit on end-to-end latency over the first requests, which no formula has.
+      InputError: a limit on end-to-end latency or ITL over the first requests, which no formula
+        has.
     """
     if problem.slo.e2e is not None and problem.horizon is not None:
         raise InputError("e2e: there is no formula for it over a horizon; leave one of them out")
+    if problem.slo.itl is not None and problem.horizon is not None:
+        raise InputError("itl: there is no formula for it over a horizon; leave one of them out")
     engine, bins, slo = problem.engine, problem.bins, problem.slo
     if slo.e2e is None:
         bins = dataclasses.replace(bins, gap_nodes=None)
     if has_shares(slo):
-        ttft, tpot, e2e = own_shares(slo)
-        slo = dataclasses.replace(slo, ttft_share=ttft, tpot_share=tpot, e2e_share=e2e)
+        ttft, tpot, e2e, *itl = own_shares(slo)
+        slo = dataclasses.replace(
+            slo,
+            ttft_share=ttft,
+            tpot_share=tpot,
+            e2e_share=e2e,
+            itl_share=itl[0] if itl else None,
+        )
     return Question(
         bins=bins,
         slo=slo,

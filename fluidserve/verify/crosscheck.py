@@ -26,7 +26,7 @@ from fluidserve.eventsim import (
 from fluidserve.eventsim.measure import excess
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Replayed, Simulated
-from fluidserve.specs.slo import limits_of
+from fluidserve.specs.slo import limits_of, request_limits
 from fluidserve.specs.workload import JointLengths, Workload
 from fluidserve.timing.instance import AggregatedSystem, System
 
@@ -98,6 +98,7 @@ def crosscheck(
         ttft=_average([s.ttft for s in summaries]),
         tpot=_average([s.tpot for s in summaries]),
         e2e=_average([s.e2e for s in summaries]),
+        itl=_average_itl(summaries),
         requests=requests,
         runs=found.probes + len(summaries),
     )
@@ -115,7 +116,14 @@ def _users(
     summaries = []
     for seed in seeds:
         system, workload = problem.system(result.deployment), problem.workload
-        records = simulate_closed(system, workload, users, requests=turns, seed=seed)
+        records = simulate_closed(
+            system,
+            workload,
+            users,
+            requests=turns,
+            seed=seed,
+            record_gaps=problem.slo.itl is not None,
+        )
         window = closed_window(users, turns)
         summaries.append(summarise(records, problem.slo, users=users, **window))
     found = estimate(np.array([s.throughput for s in summaries]))
@@ -126,6 +134,7 @@ def _users(
         ttft=_average([s.ttft for s in summaries]),
         tpot=_average([s.tpot for s in summaries]),
         e2e=_average([s.e2e for s in summaries]),
+        itl=_average_itl(summaries),
         requests=turns,
         runs=len(summaries),
     )
@@ -177,7 +186,7 @@ def requests_for(problem: Problem, result: DeploymentResult) -> int:
     stay = n_out * min(result.tpot.mean, times.get("tpot", math.inf))
     # the fuller a batch, the longer it takes to forget that it was once empty
     settling = stay / (1.0 - min(result.decode_load, _FULLEST))
-    shares = [limit.share for limit in limits_of(slo) if limit.share is not None]
+    shares = [limit.share for limit in request_limits(slo) if limit.share is not None]
     fewest = FEWEST_REQUESTS * max(1.0, 0.1 / (1.0 - max(shares, default=0.0)))
     wanted = max(_EVENTS / events, limits, _STAYS_PER_RUN * result.rate * settling, fewest)
     return round(min(wanted, MOST_REQUESTS))
@@ -211,7 +220,8 @@ def replay(problem: Problem, result: DeploymentResult) -> Replayed | None:
     times = np.asarray(part.arrivals)
     rate = (len(times) - 1) / float(times[-1] - times[0])
     system = problem.system(result.deployment)
-    records = simulate(system, part, rate, requests=len(times), seed=0)
+    gaps = problem.slo.itl is not None
+    records = simulate(system, part, rate, requests=len(times), seed=0, record_gaps=gaps)
     found = summarise(records, problem.slo, warmup=0.0, tail=0.0)
     return Replayed(
         rate=rate,
@@ -294,8 +304,15 @@ def _summary(
     requests: int,
     seed: int,
 ) -> Summary:
-    records = simulate(system, workload, rate, requests=requests, seed=seed)
+    gaps = problem.slo.itl is not None
+    records = simulate(system, workload, rate, requests=requests, seed=seed, record_gaps=gaps)
     return summarise(records, problem.slo)
+
+
+def _average_itl(parts: list[Summary]) -> Latency | None:
+    """The same of ITL; None where no gaps were recorded."""
+    found = [part.gaps.itl for part in parts if part.gaps is not None]
+    return _average(found) if found else None
 
 
 def _average(parts: list) -> Latency:

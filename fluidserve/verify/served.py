@@ -20,6 +20,9 @@ from fluidserve.results import Phases
 from fluidserve.specs.deployment import Deployment
 from fluidserve.verify.crosscheck import stretch
 
+MOST_GAPS = 50_000_000
+"""Gaps between tokens that a run keeps; of a longer one there is no ITL unless it has a limit."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Served:
@@ -52,9 +55,12 @@ def serve(
       InputError: what the simulator raises.
     """
     system, users = problem.system(deployment), problem.workload.concurrency
+    gaps = problem.slo.itl is not None or requests * problem.mean_lengths[1] <= MOST_GAPS
     if users is not None:
         window = closed_window(users, requests)
-        records = simulate_closed(system, problem.workload, users, requests=requests, seed=seed)
+        records = simulate_closed(
+            system, problem.workload, users, requests=requests, seed=seed, record_gaps=gaps
+        )
         return Served(
             summary=summarise(records, problem.slo, users=users, **window),
             phases=Phases(**records.window(**window).phases()),
@@ -62,7 +68,7 @@ def serve(
         )
     if problem.horizon is None:
         workload = stretch(problem.workload, requests)
-        records = simulate(system, workload, rate, requests=requests, seed=seed)
+        records = simulate(system, workload, rate, requests=requests, seed=seed, record_gaps=gaps)
         return Served(
             summary=summarise(records, problem.slo),
             phases=Phases(**records.window().phases()),
@@ -75,6 +81,7 @@ def serve(
         horizon=problem.horizon,
         runs=runs_for(problem.horizon, requests),
         seed=seed,
+        record_gaps=gaps,
     )
     return Served(
         summary=summarise_first(runs, problem.slo),

@@ -11,7 +11,7 @@ from fluidserve.specs.workload import stratified
 from fluidserve.stages.kv_link import link_state
 from fluidserve.timing.chunking import reread_tokens
 from fluidserve.timing.intensity import arithmetic_intensity, compute_bound_length, ridge_point
-from fluidserve.timing.model import Work, decode_time, decode_work, prefill_time
+from fluidserve.timing.model import decode_time, decode_work, prefill_time
 from fluidserve.timing.request import end_to_end_latency, tpot_with_stalls
 from fluidserve.timing.saturation import saturation_length
 
@@ -66,14 +66,14 @@ def test_decode_of_a_batch():
 
 def test_mixing_a_prefill_into_a_decode_iteration():
     assert decode_step(32, 1000) == row("interference-decode-only").expected
-    mixed = Work(
-        new=32.0 + 1024.0,
-        attended=32 * 1000.0 + 1024.0**2 / 2,
-        kv_read=32 * 1000.0,
-        sequences=33.0,
-        prompts=1.0,
-    )
-    assert instance(OPT_13B).times.stage_time(mixed) == row("interference-mixed").expected
+    one = instance(OPT_13B)
+    alone = iteration_time(one, 32.0, 1000.0)
+    assert alone == pytest.approx(decode_step(32, 1000), rel=1e-12)
+    mixed = iteration_time(one, 32.0, 1000.0, 1024.0)
+    assert mixed == row("interference-mixed").expected
+    apart = alone + one.prefill_time(1024.0)
+    assert alone < mixed < apart
+    assert iteration_time(one, 32.0, 1000.0, 1024.0, before=4096.0) > mixed
 
 
 def test_kv_of_one_token():

@@ -10,12 +10,14 @@ from fluidserve.eventsim.records import Records
 from fluidserve.report.numbers import large
 from fluidserve.report.plots.points import (
     Curve,
+    Interference,
     RooflinePoint,
     Runs,
     Tradeoff,
     pareto_front,
     typical_requests,
 )
+from fluidserve.specs.deployment import Pool
 from fluidserve.specs.hardware import GpuSpec
 from fluidserve.specs.slo import Slo, joint_limits
 from fluidserve.units import format_time
@@ -29,6 +31,7 @@ _PHASES = {
     "decode": (GREEN, "last_token"),
 }
 _MOST_TICKS = 400
+_LEVELS = 300
 
 
 def draw_tradeoff(axes: Any, points: Tradeoff, metric: str, slo: Slo) -> None:
@@ -166,6 +169,46 @@ def draw_roofline(axes: Any, gpu: GpuSpec, compute_dtype: str, points: list[Roof
         ylabel="TFLOP/s per GPU",
         title=f"{gpu.name}, {large(peak)}FLOP/s, ridge at {ridge:.0f} FLOP/B",
     )
+
+
+def draw_interference(axes: Any, found: Interference, pool: Pool) -> None:
+    """Time of an iteration over the prompt tokens in it, for several decode batches."""
+    colours = (BLUE, GREEN, ORANGE, RED)
+    for batch, times, colour in zip(found.batches, found.times, colours, strict=False):
+        axes.plot(found.tokens, 1e3 * times, color=colour, label=f"decode batch {batch}")
+        axes.plot(0.0, 1e3 * times[0], "o", ms=4, color=colour)
+    shape = f"tp{pool.tp}" + (f" pp{pool.pp}" if pool.pp > 1 else "")
+    axes.set(
+        xlabel="prompt tokens in the iteration",
+        ylabel="iteration time, ms",
+        title=f"Decode with prompts inside, {shape}, context {found.context:,.0f}",
+    )
+    axes.set_xlim(left=-0.01 * float(found.tokens[-1]))
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7, loc="upper left")
+
+
+def draw_gaps(axes: Any, records: Records, slo: Slo, label: str) -> None:
+    """Share of the simulated gaps, and of the longest gaps of requests, that are above a time.
+
+    Records without gaps leave the panel empty.
+    """
+    gaps = records.gaps
+    if gaps is None or not len(gaps.values):
+        axes.set_axis_off()
+        return
+    parts = ((gaps.values, BLUE, "all gaps"), (gaps.longest(), ORANGE, "longest of a request"))
+    for values, colour, name in parts:
+        levels = 1.0 - np.geomspace(1.0 / len(values), 1.0, _LEVELS)
+        axes.plot(1e3 * np.quantile(values, levels), 1.0 - levels, color=colour, label=name)
+    if slo.itl is not None:
+        axes.axvline(1e3 * float(slo.itl), color=RED, ls="--", lw=1, label="limit")
+    axes.set(
+        xscale="log", yscale="log", xlabel="gap, ms", ylabel="share above",
+        title=f"Simulated gaps between tokens, {label}",
+    )  # fmt: skip
+    _plain_ticks(axes.xaxis)
+    axes.legend(fontsize=7, loc="lower left")
 
 
 def _plain_ticks(axis: Any) -> None:

@@ -11,8 +11,9 @@ from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
 from fluidserve.search.plan import Candidates, grid_for, grids_of
 from fluidserve.search.score import describe_rows, question_of, score_grid
-from fluidserve.specs.deployment import Deployment
+from fluidserve.specs.deployment import Deployment, Pool
 from fluidserve.timing.intensity import arithmetic_intensity
+from fluidserve.timing.interference import iteration_time
 from fluidserve.timing.model import Work
 from fluidserve.verify.crosscheck import stretch
 from fluidserve.verify.served import serve
@@ -22,6 +23,7 @@ LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 _CANDIDATES = 600
 _RATES = 60
 _BEYOND = 1.25
+_MOST_PROMPT_TOKENS, _PIECES = 2048, 65
 _SIMULATED = (0.4, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15)
 
 
@@ -84,6 +86,23 @@ class RooflinePoint:
     name: str
     intensity: float
     achieved: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Interference:
+    """Iterations of one instance that hold decode and prompt tokens.
+
+    Attributes:
+      tokens: prompt tokens in the iteration, (n,); the first is 0.
+      batches: decoding requests.
+      times: time of the iteration, s, (batches, n).
+      context: tokens of each decoding request.
+    """
+
+    tokens: np.ndarray
+    batches: tuple[int, ...]
+    times: np.ndarray
+    context: float
 
 
 def tradeoff(problem: Problem, budget: int) -> Tradeoff:
@@ -169,6 +188,19 @@ def simulated_curve(
         low=np.array([s.low for s in shares]),
         high=np.array([s.high for s in shares]),
     )
+
+
+def interference(problem: Problem, pool: Pool, batches: Sequence[int]) -> Interference:
+    """Iterations of an instance with decode batches of the mean context and pieces of prompts."""
+    prompt, n_out = problem.mean_lengths
+    context = prompt + 0.5 * (n_out - 1.0)
+    instance = problem.instance(pool.tp, pool.pp)
+    tokens = np.linspace(0.0, _MOST_PROMPT_TOKENS, _PIECES)
+    times = [
+        [float(iteration_time(instance, float(n), context, float(c))) for c in tokens]
+        for n in batches
+    ]
+    return Interference(tokens, tuple(batches), np.array(times), context)
 
 
 def sample_run(problem: Problem, deployment: Deployment, rate: float, requests: int) -> Records:
