@@ -103,7 +103,11 @@ def _together(plan: AggregatedPlan) -> Array:
 
 def _prompts_first(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, limit) -> Array:
     pp, rate, tau = plan.prefill.pp, steps.rate, steps.alone
-    share = jnp.reshape(plan.bins.in_share, (-1, *([1] * jnp.ndim(tau))))
+
+    def lead(x):
+        return jnp.reshape(x, (*x.shape, *([1] * jnp.ndim(tau))))
+
+    share = lead(plan.bins.in_share)
     low, high = plan.prefill.low * pp, plan.prefill.high * pp
     first, own = first_gaps(plan.bins), plan.prefill.mean * pp
     begins = ((1.0 - first, rate * tau), (first, rate * own))
@@ -117,13 +121,13 @@ def _prompts_first(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, 
     start = sum(w * a for w, a in begins)
     left, prompts = 1.0 - chance(0), start / steps.left
     time = prompts * jnp.where(rate > 0.0, state.taken / jnp.where(rate > 0.0, rate, 1.0), own)
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        alone = low + node * (high - low)
-        part = weight * share * one * jnp.exp(-rate * alone)
-        met = met + jnp.sum(part * steps.within(limit - alone, tau), axis=0)
-        left = left - jnp.sum(part, axis=0)
-        prompts = prompts - jnp.sum(part, axis=0)
-        time = time - jnp.sum(part * alone, axis=0)
+    node, weight = (lead(jnp.array(x))[:, None] for x in (_NODES, _WEIGHTS))
+    alone = low + node * (high - low)
+    part = weight * share * one * jnp.exp(-rate * alone)
+    met = met + jnp.sum(part * steps.within(limit - alone, tau), axis=(0, 1))
+    single = jnp.sum(part, axis=(0, 1))
+    left, prompts = left - single, prompts - single
+    time = time - jnp.sum(part * alone, axis=(0, 1))
     each = jnp.clip(time / jnp.maximum(prompts, 1e-9), 0.5 * own, 2.0 * own)
     var = plan.prefill.scv * own**2
 
@@ -187,11 +191,11 @@ def _in_pieces(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, limi
     before = jnp.sum(share * (whole * room + cached), axis=0)
 
     # tokens of an iteration that its prompts do not fill, of one prompt alone or of several
-    parts = [room * (i + 0.5) / _CELLS for i in range(_CELLS)]
-    edges = [room * i / _CELLS for i in range(1, _CELLS)]
-    of_one = jnp.stack([jnp.sum(share * _rest_within(low, high, room, e), axis=0) for e in edges])
-    of_several = jnp.mean(jnp.stack([_sums_within(plan, n, room, edges) for n in _SEVERAL]), axis=0)
-    times = jnp.stack([mixed(part, before, lane) for part in parts])
+    part = lead((jnp.arange(_CELLS) + 0.5) / _CELLS) * room
+    edge = lead(jnp.arange(1, _CELLS) / _CELLS) * room
+    of_one = jnp.sum(share * _rest_within(low, high, room, edge[:, None]), axis=1)
+    of_several = _sums_within(plan, room, edge)
+    times = mixed(part, before, lane)
     full = mixed(room, 0.5 * before, lane)
     run = jnp.sum(share * whole, axis=0) * full + jnp.mean(times, axis=0)
     alone = jnp.exp(-rate * run) * rate * tau / jnp.maximum(-jnp.expm1(-rate * tau), 1e-9)
@@ -199,7 +203,7 @@ def _in_pieces(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, limi
     nothing = jnp.zeros_like(below[:1])
     weight = jnp.diff(jnp.concatenate([nothing, below, nothing + 1.0]), axis=0)
     rest_time = jnp.sum(weight * times, axis=0)
-    rest = jnp.sum(weight * jnp.stack(parts), axis=0)
+    rest = jnp.sum(weight * part, axis=0)
 
     again = jnp.exp(-rate * rest_time)
     pure = again / (again - jnp.expm1(-rate * tau))
@@ -208,31 +212,30 @@ def _in_pieces(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, limi
     left = tokens * (pure * tau + (1.0 - pure) * rest_time) - (1.0 - pure) * rest
     many = jnp.maximum(left, 0.0) / jnp.maximum(room - tokens * full, 0.02 * room)
 
-    met = pure * steps.within(limit, tau)
-    for w, part in zip(weight, parts, strict=True):
-        met = met + (1.0 - pure) * w * within(lambda _, part=part: part, before)
-    deep = jnp.sum(share * whole, axis=0)
-    filled = 0.0
-    for node, w in zip(_NODES, _WEIGHTS, strict=True):
-        behind = cached + node * jnp.maximum(whole - 1.0, 0.0) * room
-        filled = filled + w * jnp.sum(share * whole * within(pieces.room, behind), axis=0)
-    filled = filled / jnp.maximum(deep, 1e-6)
-    filled = jnp.where(deep > 1e-3, filled, within(pieces.room, 0.5 * before))
+    partly = jnp.sum(weight * within(lambda _: part, before), axis=0)
+    met = pure * steps.within(limit, tau) + (1.0 - pure) * partly
+    node = lead(jnp.array(_NODES))[:, None]
+    behind = cached + node * jnp.maximum(whole - 1.0, 0.0) * room
+    deep = jnp.tensordot(jnp.array(_WEIGHTS), within(pieces.room, behind), axes=1)
+    pieces_full = jnp.sum(share * whole, axis=0)
+    filled = jnp.sum(share * whole * deep, axis=0) / jnp.maximum(pieces_full, 1e-6)
+    filled = jnp.where(pieces_full > 1e-3, filled, within(pieces.room, 0.5 * before))
     return (met + many * filled) / (1.0 + many)
 
 
 def _sums_within(
-    plan: AggregatedPlan, prompts: float, room: Array, edges: list[Array]
+    plan: AggregatedPlan, room: Float[Array, "*c"], edge: Float[Array, "e *c"]
 ) -> Float[Array, "e *c"]:
-    """Share of sums of so many prompts whose rest is at most each of the edges."""
+    """Share of sums of several prompts whose rest is at most each of the edges."""
     bins = plan.bins
     new = plan.system.instance.prefill_work(bins.in_mean, plan.system.prefix_hit).new
     mean = jnp.sum(bins.in_share * new)
     square = jnp.sum(bins.in_share * new**2 * (1.0 + bins.in_var / bins.in_mean**2))
+    prompts = jnp.reshape(jnp.array(_SEVERAL), (-1, *([1] * edge.ndim)))
     half = jnp.sqrt(3.0 * prompts * jnp.maximum(square - mean**2, 0.0))
     low = jnp.maximum(prompts * mean - half, 1.0)
     high = jnp.maximum(prompts * mean + half, low + 1.0)
-    return jnp.stack([_rest_within(low, high, room, edge) for edge in edges])
+    return jnp.mean(_rest_within(low, high, room, edge), axis=0)
 
 
 def _whole_pieces(low: Array, high: Array, room: Array) -> Array:

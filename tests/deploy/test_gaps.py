@@ -64,7 +64,8 @@ def plan_of(problem: Problem, label: str):
 def shares(problem: Problem, label: str, rate: float, times=TIMES) -> np.ndarray:
     """Share of the gaps within each time."""
     found = shares_apart if "P" in label else shares_together
-    return np.asarray(found(plan_of(problem, label), jnp.array(rate), jnp.asarray(times)))
+    whole = jnp.asarray(np.resize(times, len(TIMES)))  # one program for any number of times
+    return np.asarray(found(plan_of(problem, label), jnp.array(rate), whole))[: len(times)]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from fluidserve.specs.workload import stratified
 from fluidserve.stages.kv_link import link_state
 from fluidserve.timing.chunking import reread_tokens
 from fluidserve.timing.intensity import arithmetic_intensity, compute_bound_length, ridge_point
+from fluidserve.timing.interference import iteration_time
 from fluidserve.timing.model import decode_time, decode_work, prefill_time
 from fluidserve.timing.request import end_to_end_latency, tpot_with_stalls
 from fluidserve.timing.saturation import saturation_length
