@@ -114,7 +114,8 @@ def _prompts_first(plan: AggregatedPlan, state: AggregatedState, steps: _Steps, 
     load = jnp.minimum(state.taken, 1.0 - LEAST_LEFT)
 
     def chance(prompts: int) -> Array:
-        return sum(w * _in_busy_period(prompts, a, load) for w, a in begins)
+        often, first_one = (w * _in_busy_period(prompts, a, load) for w, a in begins)
+        return often + first_one
 
     met = chance(0) * steps.within(limit, tau)
     one = sum(w * a * jnp.exp(-a) for w, a in begins)

@@ -36,6 +36,9 @@ def test_simulate_sets_the_formulas_beside_it(ask):
     low, high = found["attainment_interval"]
     assert low <= found["attainment"] <= high
     assert set(found["tpot"]) == set(found["e2e"]) == {"mean", "p50", "p90", "p99", "at_share"}
+    assert found["itl"]["p50"] < found["itl"]["p99"] <= found["longest_gap"]["p99"]
+    assert 0.0 <= found["stalled"] <= 1.0
+    assert row["itl"] is None
 
 
 def test_simulate_is_repeatable(ask):
@@ -52,7 +55,19 @@ def test_simulate_runs_at_goodput_without_a_rate(ask):
     assert "(the goodput of the formulas); 500 requests, seed 0" in text
     assert "TTFT simulated, ms" in text
     assert "SLO met" in text
+    assert "longest gap simulated, ms" in text
+    assert "of the simulated requests have a gap above 5 times the median gap" in text
     assert "cross-check" in text
+
+
+def test_a_limit_on_gaps_is_promised_and_shown(ask):
+    answer = ask("simulate", deployment="2p1d TP1/tp1", requests="500", itl="p90:35ms")
+    assert answer.code == 0
+    text = " ".join(answer.out.split())
+    assert "P90 ITL <= 35ms" in text
+    assert "ITL simulated, ms" in text
+    assert "ITL formulas, ms" in text
+    assert "gaps between tokens bind" in text
 
 
 def test_overload_is_told_and_simulated(ask):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from analysis_helpers import jitted_prepare, make_problem, quick_jit
+from numpy.typing import ArrayLike
 
 from fluidserve.deploy import aggregated_gaps  # noqa: F401
 from fluidserve.deploy.aggregated import aggregated_at, aggregated_metrics, prepare_aggregated
@@ -61,11 +62,11 @@ def plan_of(problem: Problem, label: str):
     return jitted_together(as_arrays(system), as_arrays(problem.bins))
 
 
-def shares(problem: Problem, label: str, rate: float, times=TIMES) -> np.ndarray:
+def shares(problem: Problem, label: str, rate: float, times: ArrayLike = TIMES) -> np.ndarray:
     """Share of the gaps within each time."""
     found = shares_apart if "P" in label else shares_together
     whole = jnp.asarray(np.resize(times, len(TIMES)))  # one program for any number of times
-    return np.asarray(found(plan_of(problem, label), jnp.array(rate), whole))[: len(times)]
+    return np.asarray(found(plan_of(problem, label), jnp.array(rate), whole))[: np.size(times)]
 
 
 @pytest.fixture(scope="module")
