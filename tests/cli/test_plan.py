@@ -9,7 +9,7 @@ from fluidserve.status import Binding
 
 ROW = {
     *("label", "kind", "gpus", "pools", "goodput", "goodput_per_gpu", "rate", "ttft", "tpot"),
-    *("e2e", "after_one_failure", "phases", "concurrency", "output_token_rate"),
+    *("e2e", "itl", "after_one_failure", "phases", "concurrency", "output_token_rate"),
     *("attainment", "utilization", "batch", "kv_use", "binding", "confidence", "tied", "simulated"),
     *("replayed", "refined", "token_budget"),
 }
