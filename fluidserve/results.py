@@ -138,7 +138,7 @@ class DeploymentResult:
       replayed: the recording whose busiest window was planned for; None where there is none.
       e2e: end-to-end latency at that rate; None unless the SLO limits it.
       refined: the refining tier; None where the formulas speak alone.
-      itl: gaps between tokens at that rate; None unless the SLO limits them.
+      itl: gaps between tokens at that rate; None unless the SLO limits them and there are any.
     """
 
     deployment: Deployment

@@ -413,7 +413,7 @@ def _result(
         ttft=latency("ttft"),
         tpot=latency("tpot"),
         e2e=None if found.e2e is None else latency("e2e"),
-        itl=None if found.itl is None else latency("itl"),
+        itl=None if found.itl is None or _single_tokens(problem) else latency("itl"),
         attainment=float(metrics.attainment[position]),
         prefill_load=float(metrics.prefill_load[position]),
         link_load=float(metrics.link_load[position]),
@@ -519,10 +519,15 @@ def _closest_idle(problem: Problem, grid: Candidates) -> tuple[int, str]:
     return int(rows[best]), _latencies_told(problem.slo, times, best)
 
 
+def _single_tokens(problem: Problem) -> bool:
+    """Whether no request has a second token."""
+    return float(problem.bins.out_share[0]) > 0.999
+
+
 def _at_limits(problem: Problem, found: Latencies) -> np.ndarray:
     """The latency that each limit is on, at its `quantile_of`, (limits, candidates), s."""
     # with a single output token there is no TPOT and no gap to miss
-    single = float(problem.bins.out_share[0]) > 0.999
+    single = _single_tokens(problem)
     return np.array(
         [
             0.0 * found.ttft[0]
