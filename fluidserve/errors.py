@@ -1,5 +1,9 @@
 """Errors that a user can cause, each one clear line: what, where, what would be right."""
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 
 class InputError(ValueError):
     """The input is wrong; the message names the field, its value and what would be right."""
@@ -26,3 +30,19 @@ class NoFeasibleDeployment(Exception):
         self.reasons = dict(reasons or {})
         self.nearest = nearest
         self.candidates = candidates
+
+    @classmethod
+    def of_all(
+        cls, message: str, failures: "Mapping[Any, NoFeasibleDeployment]"
+    ) -> "NoFeasibleDeployment":
+        """Several failures as one, each by its name."""
+        reasons: Counter[str] = Counter()
+        for name, error in failures.items():
+            reasons.update({f"{name}: {reason}": n for reason, n in error.reasons.items()})
+        told = [f"{name}: {error.nearest}" for name, error in failures.items() if error.nearest]
+        return cls(
+            message,
+            reasons=dict(reasons),
+            nearest="; ".join(told),
+            candidates=sum(error.candidates for error in failures.values()),
+        )

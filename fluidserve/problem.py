@@ -20,12 +20,10 @@ from fluidserve.specs.lengths import LengthBins, length_bins
 from fluidserve.specs.model import ModelSpec
 from fluidserve.specs.slo import Slo
 from fluidserve.specs.workload import Workload
+from fluidserve.stages.prefill import MOST_TOGETHER
 from fluidserve.timing.instance import AggregatedSystem, Instance, System, build_instance
 from fluidserve.timing.kv import kv_shape, token_bytes
 from fluidserve.timing.profile import FirstToken, Profile
-
-MOST_TOGETHER = 1024
-"""Most prompts in one pass of prefill where only tokens limit it."""
 
 PREFILL_TOKENS = 4096.0
 """Most prompt tokens of one iteration where prompts go first and nothing else is said."""

@@ -60,6 +60,22 @@ ADVICE = {
 }
 
 
+ADVICE_TOGETHER = ADVICE | {
+    Binding.TTFT: "TTFT binds: add instances, use a larger tp or another token budget.",
+    Binding.TPOT: "TPOT binds: add instances, use a larger tp or a smaller token budget.",
+    Binding.DECODE_SLOTS: "slots bind: requests wait for KV memory or the batch cap; add GPUs, or "
+    "raise the cap.",
+    Binding.E2E: "end-to-end latency binds: add instances or use a larger tp.",
+    Binding.TTFT_UNREACHABLE: "even an idle system misses the TTFT limit for too many prompts: "
+    "use a larger tp or token budget, a faster GPU, or relax the limit.",
+    Binding.TPOT_UNREACHABLE: "even an idle system misses the TPOT limit for too many requests: "
+    "use a larger tp, a faster GPU, or relax the limit.",
+    Binding.E2E_UNREACHABLE: "even an idle system misses the end-to-end limit for too many "
+    "requests: use a larger tp, a faster GPU, or relax the limit.",
+}
+"""The same where one instance does both phases."""
+
+
 class Doubt(enum.IntFlag):
     """Reasons to trust a goodput less. `RED` holds the worse ones."""
 

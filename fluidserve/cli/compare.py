@@ -8,6 +8,7 @@ from fluidserve.cli.files import write_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import (
     answer_parts,
+    compared,
     nothing_json,
     profile_json,
     screening_json,
@@ -65,7 +66,9 @@ def run_comparison(inputs: Inputs, problems: Sequence[Problem], rate: float | No
     found = _verified(inputs, by_name, found)
     rows = found.deployments(inputs.top)
     winner = by_name[next(iter(found.plans))]
-    write_files(inputs, rows, lambda path: plot_plan(path, winner, inputs.budget, rows[0]))
+    write_files(
+        inputs, rows, lambda path: plot_plan(path, winner, compared(inputs, winner), rows[0])
+    )
     if inputs.as_json:
         print_json(
             {

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fluidserve import runtime
@@ -20,7 +20,8 @@ from fluidserve.report.sentences import crosscheck_sentences, explain, question_
 from fluidserve.report.tables import crosscheck_table, plan_table, replay_table
 from fluidserve.report.traffic import replay_sentences, traffic_json, traffic_sentences
 from fluidserve.results import PlanResult
-from fluidserve.search.plan import plan
+from fluidserve.search.aggregated import Candidates
+from fluidserve.search.plan import grids_of, plan
 from fluidserve.verify.crosscheck import crosscheck, replay, with_check, with_neighbours
 
 DEFAULT_VERIFY = 3
@@ -64,11 +65,18 @@ def run(flags: dict[str, Any]) -> None:
         note(f"scored {result.candidates:,} candidates in {result.seconds:.1f} s")
     result = verified(problem, result, verify_count(inputs))
     rows = result.deployments
-    write_files(inputs, rows, lambda path: plot_plan(path, problem, budget, rows[0]))
+    write_files(
+        inputs, rows, lambda path: plot_plan(path, problem, compared(inputs, problem), rows[0])
+    )
     if inputs.as_json:
         _print_json(inputs, problem, result)
     else:
         print_answer(answer_parts(problem, result))
+
+
+def compared(inputs: Inputs, problem: Problem) -> Iterable[Candidates]:
+    """The candidates of each kind that a plan compares."""
+    return grids_of(problem, inputs.budget, inputs.kinds, inputs.token_budgets).values()
 
 
 def profile_json(problem: Problem) -> dict[str, Any]:

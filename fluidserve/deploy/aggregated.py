@@ -37,7 +37,7 @@ from fluidserve.deploy.disaggregated import (
 from fluidserve.deploy.promise import attainments, excess_of, of_gaps_alone
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.specs.slo import Slo
-from fluidserve.stages.chunks import MOST_PROMPTS, beside, chunked_shape, mean_pieces
+from fluidserve.stages.chunks import beside, chunked_shape, mean_pieces
 from fluidserve.stages.decode import (
     DecodeLengths,
     DecodeState,
@@ -54,7 +54,13 @@ from fluidserve.stages.interrupted import (
     interrupted_tpot_within,
     with_bubbles,
 )
-from fluidserve.stages.prefill import PrefillShape, PrefillState, prefill_shape, prefill_state
+from fluidserve.stages.prefill import (
+    MOST_TOGETHER,
+    PrefillShape,
+    PrefillState,
+    prefill_shape,
+    prefill_state,
+)
 from fluidserve.stages.split import scv_at_one
 from fluidserve.timing.instance import AggregatedSystem
 
@@ -93,7 +99,7 @@ def prepare_aggregated(
             system.instance,
             bins,
             system.prefix_hit,
-            batch=MOST_PROMPTS,
+            batch=MOST_TOGETHER,
             tokens=system.prefill_tokens,
             pipelines=False,
         ),

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from fluidserve.deploy.aggregated import AggregatedPlan
 from fluidserve.deploy.binding import UNREACHABLE, missed_metric, of_metric
-from fluidserve.deploy.confidence import NUDGE, doubt_bits
+from fluidserve.deploy.confidence import common_doubts, doubt_bits
 from fluidserve.deploy.disaggregated import Metrics
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import slots
@@ -56,16 +56,10 @@ def aggregated_doubts(
     share = jnp.reshape(bins.in_share, (-1, *([1] * jnp.ndim(metrics.batch))))
     never = jnp.sum(share * (plan.prefill.high * plan.prefill.pp > slo.ttft), axis=0)
     held = slots(system.instance, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
-    gained = jnp.maximum(slower - metrics.excess, 1e-6)
-    leverage = jnp.maximum(metrics.excess - tighter, 0.0) / gained
-    raised = {
+    raised = common_doubts(plan.arrival_scv, plan.dispersion, held, metrics, slower, tighter) | {
         Doubt.SCREENED: system.instance.pp <= 1.0,
         Doubt.BUBBLES: system.instance.pp > 1.0,
-        Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
         Doubt.LENGTH_TAIL: never > 0.06,
-        Doubt.FEW_SLOTS: held < 10.0,
-        Doubt.LATENCY_LEVERAGE: leverage > 4.0,
-        Doubt.FLAT_CURVE: gained < 0.25 * NUDGE * metrics.attainment,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * plan.prefill.mean * plan.prefill.pp,
     }
     return doubt_bits(raised, jnp.shape(metrics.batch))

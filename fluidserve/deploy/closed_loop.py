@@ -32,6 +32,7 @@ from fluidserve.deploy.disaggregated import Plan, State, decoded_share, largest_
 from fluidserve.queueing.closed import ClosedLaw, closed_law, closed_wait
 from fluidserve.queueing.mgn import MAX_SERVERS
 from fluidserve.stages.decode import (
+    LEAST_RATE,
     DecodeState,
     lane_excess,
     slot_room,
@@ -73,7 +74,8 @@ def closed_state(
     fluid = jnp.minimum(alone, 0.999 * capacity)
     # a prompt is held up by those of the others
     prefill = prefill_state(shape, n, fluid * behind.others, max_replicas=max_replicas)
-    behind = dataclasses.replace(behind, lag=prefill.passage(plan.bins.in_share) - mean)
+    lag = jnp.maximum(prefill.passage(plan.bins.in_share) - mean, 0.0)
+    behind = dataclasses.replace(behind, lag=lag)
     away = jnp.maximum(users / fluid - mean, 0.0)
     law = closed_law(
         users,
@@ -215,7 +217,8 @@ def _link(behind: Behind, law: ClosedLaw, held: Held, link_limit) -> LinkState:
     link = behind.link(rate)
     share = decoded_share(behind.plan)
     some = share > 1e-6
-    per_request = law.mean(held.on_link) / (rate * jnp.where(some, share, 1.0))
+    handed = jnp.maximum(rate, LEAST_RATE) * jnp.where(some, share, 1.0)
+    per_request = law.mean(held.on_link) / handed
     wait = per_request - link.transfer - system.handover_overhead
     return LinkState(
         load=jnp.minimum(rate / link_limit, _BELOW_FULL),

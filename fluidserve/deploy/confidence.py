@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Int
 
+from fluidserve._typing import Leaf
 from fluidserve.deploy.disaggregated import Metrics, Plan
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import slots, step_time
@@ -44,17 +45,10 @@ def doubts_of(
         hopeless = jnp.where(own, 0.6 * (1.0 - slo.ttft_share), hopeless)
     never = jnp.sum(share * (alone > reach), axis=0)
     held = slots(system.decode, plan.lengths, system.max_batch, jnp.zeros_like(metrics.batch))
-    gained = jnp.maximum(slower - metrics.excess, 1e-6)
-    lost = jnp.maximum(metrics.excess - tighter, 0.0)
-    leverage = lost / gained
-    raised = {
-        Doubt.BURSTY_ARRIVALS: jnp.maximum(plan.arrival_scv, plan.dispersion) > 4.0,
+    raised = common_doubts(plan.arrival_scv, plan.dispersion, held, metrics, slower, tighter) | {
         Doubt.LENGTH_TAIL: never > hopeless,
-        Doubt.FEW_SLOTS: held < 10.0,
         Doubt.BUSY_LINK: metrics.link_load > 0.6,
         Doubt.PREFILL_MEMORY: (metrics.overflow > 0.01) | (metrics.prefill_memory > 0.5),
-        Doubt.LATENCY_LEVERAGE: leverage > 4.0,
-        Doubt.FLAT_CURVE: gained < 0.25 * NUDGE * metrics.attainment,
         Doubt.BATCHED_PREFILL: system.prefill_batch > 1,
         Doubt.TIGHT_TTFT: slo.ttft < 1.5 * typical,
     }
@@ -65,6 +59,34 @@ def doubts_of(
     if plan.horizon is not None:
         raised[Doubt.DECODE_BACKLOG] = metrics.decode_load > 1.0
     return doubt_bits(raised, jnp.shape(metrics.batch))
+
+
+def common_doubts(
+    arrival_scv: Leaf,
+    dispersion: Leaf,
+    held: Array,
+    metrics: Metrics,
+    slower: Array,
+    tighter: Array,
+) -> dict[Doubt, ArrayLike]:
+    """Doubts about deployments of any kind, with whether each holds.
+
+    Args:
+      arrival_scv: squared coefficient of variation between arrivals.
+      dispersion: variance over mean of the arrivals per minute.
+      held: requests that an instance can decode at once.
+      metrics: as `doubts_of` takes them; so are the rest.
+      slower: see there.
+      tighter: see there.
+    """
+    gained = jnp.maximum(slower - metrics.excess, 1e-6)
+    leverage = jnp.maximum(metrics.excess - tighter, 0.0) / gained
+    return {
+        Doubt.BURSTY_ARRIVALS: jnp.maximum(arrival_scv, dispersion) > 4.0,
+        Doubt.FEW_SLOTS: held < 10.0,
+        Doubt.LATENCY_LEVERAGE: leverage > 4.0,
+        Doubt.FLAT_CURVE: gained < 0.25 * NUDGE * metrics.attainment,
+    }
 
 
 def doubt_bits(raised: Mapping[Doubt, ArrayLike], shape: tuple[int, ...]) -> Int[Array, "*c"]:

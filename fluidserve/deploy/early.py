@@ -42,7 +42,7 @@ from fluidserve.deploy.promise import (
     reported,
 )
 from fluidserve.queueing.mgn import MAX_SERVERS
-from fluidserve.queueing.transient import Walk
+from fluidserve.queueing.transient import Walk, step_variance
 from fluidserve.specs.slo import Slo
 from fluidserve.stages.decode import DecodeState, slot_room, step_time, tpot_within
 from fluidserve.stages.filling import Filling, along, filling
@@ -201,8 +201,10 @@ def _node(
     unequal = decode.step_full - step_time(system.decode, lengths, decode.slots)
     shift = 1.0 / system.n_decode
     now = step_time(system.decode, lengths, batch + shift) + unequal
-    lived = jnp.where(steps >= 1.0, life / jnp.maximum(steps, 1.0), now)
     alone = step_time(system.decode, lengths, jnp.ones_like(batch))
+    # a short life late in a long run cancels in float32
+    lived = jnp.maximum(life / jnp.maximum(steps, 1.0), alone)
+    lived = jnp.where(steps >= 1.0, lived, now)
     grown = (lived - alone) / jnp.maximum(decode.step - alone, 1e-3 * alone)
 
     # a batch that is held at its slots, or still fills, varies by its arrivals alone
@@ -231,7 +233,8 @@ def _early_link(plan: Plan, link: LinkState, customer: Float[Array, ""]) -> Link
     """The link with the mean wait of one of the first requests."""
     prompt, prompt_square = prompt_moments(plan.bins, plan.system.kv)
     load = jnp.maximum(link.load, 1e-4)
-    var = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0) + plan.arrival_scv / load**2
+    scv = jnp.maximum(prompt_square / prompt**2 - 1.0, 0.0)
+    var = step_variance(scv, plan.arrival_scv, load)
     walk = Walk(steps=jnp.maximum(customer, 1.0), down=1.0 / load - 1.0, var=var)
     steady = 0.5 * var / jnp.maximum(walk.down, 1e-4)
     below = link.wait * jnp.clip(walk.mean() / steady, 0.0, 1.0)
@@ -262,7 +265,7 @@ def _slot_wait(
     load = jnp.maximum(decode.full, 1e-4)
     by_memory = slot_room(plan.system.decode, lengths) < plan.system.max_batch
     hold = jnp.where(by_memory, lengths.hold_scv, lengths.steps_scv)
-    var = hold + plan.arrival_scv / load**2
+    var = step_variance(hold, plan.arrival_scv, load)
     down = 1.0 / load - 1.0
     filled = through * decode.relaxation * decode.step
     # nobody leaves, and so nothing varies, before the slots have been taken once

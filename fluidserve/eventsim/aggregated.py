@@ -15,16 +15,13 @@ to the host, scheduling time beyond what the time model holds.
 
 from heapq import heappop
 
-import jax
-
-from fluidserve.errors import InputError
+from fluidserve.eventsim.checks import check_counts, check_limits, check_room, plain
 from fluidserve.eventsim.continuous import ChunkedPrefill, PrefillFirst
 from fluidserve.eventsim.records import Log, Records, Utilisation
 from fluidserve.eventsim.replicas import Iteration
 from fluidserve.eventsim.scheduler import ITERATION_END, LANE_START, WAKE, Scheduler
 from fluidserve.eventsim.sources import Source
 from fluidserve.timing.instance import AggregatedSystem
-from fluidserve.timing.kv import tokens_held
 
 
 def scheduler_of(system: AggregatedSystem) -> type[Scheduler]:
@@ -56,8 +53,7 @@ def serve(
     Raises:
       InputError: a system that cannot be simulated, or a request that no instance has room for.
     """
-    system = _plain(system)
-    _check_room(system, max(map(sum, zip(log.n_in, log.n_out, strict=True))))
+    system = _checked(system, max(map(sum, zip(log.n_in, log.n_out, strict=True))))
     chosen = scheduler or scheduler_of(system)
     pool = chosen(system, log, source.answered, record_gaps=record_gaps, seed=seed, trace=trace)
     heap = log.heap
@@ -92,27 +88,11 @@ def _utilisation(system: AggregatedSystem, log: Log, pool: Scheduler) -> Utilisa
     )
 
 
-def _plain(system: AggregatedSystem) -> AggregatedSystem:
-    """The system with Python floats for leaves, so that no event touches an array library."""
-    try:
-        system = jax.tree.map(float, system)
-    except TypeError:
-        raise InputError("system: the simulator takes one system, not a batch of them") from None
-    for name, value in (("replicas", system.replicas), ("instance.pp", system.instance.pp)):
-        if value < 1 or value != int(value):
-            raise InputError(f"system.{name} = {value} must be a whole number of at least 1")
-    for name in ("max_batch", "prefill_tokens", "token_budget"):
-        value = getattr(system, name)
-        if value is not None and not value >= 1:
-            raise InputError(f"system.{name} = {value} must be at least 1")
+def _checked(system: AggregatedSystem, longest: int) -> AggregatedSystem:
+    """The system in plain numbers, or an `InputError`: wrong ones, or a request without room."""
+    system = plain(system)
+    check_counts({"replicas": system.replicas, "instance.pp": system.instance.pp})
+    limits = ("max_batch", "prefill_tokens", "token_budget")
+    check_limits({name: getattr(system, name) for name in limits})
+    check_room(system.instance, longest, "instance")
     return system
-
-
-def _check_room(system: AggregatedSystem, longest: int) -> None:
-    """Refuses requests that no instance has room for."""
-    room, need = system.instance.kv_capacity, tokens_held(system.instance.kv, longest)
-    if need > room:
-        raise InputError(
-            f"instance.kv_capacity = {room:g} tokens is less than the {need:g} tokens that one "
-            "request needs; use more memory per instance or shorter requests"
-        )

@@ -13,10 +13,10 @@ transfers that overlap with prefill, scheduling time beyond what the time model 
 
 from heapq import heappop, heappush
 
-import jax
 import numpy as np
 
 from fluidserve.errors import InputError
+from fluidserve.eventsim.checks import check_counts, check_limits, check_room, plain
 from fluidserve.eventsim.decode import ITERATION_END, LANE_START, DecodePool
 from fluidserve.eventsim.dispatch import stream
 from fluidserve.eventsim.prefill import PREFILL_END, STAGE_FREE, PrefillPool
@@ -41,8 +41,7 @@ def serve(system: System, log: Log, source: Source, *, record_gaps: bool, seed: 
     Raises:
       InputError: a system that cannot be simulated, or a request that no instance has room for.
     """
-    system = _plain(system)
-    _check_room(system, np.array(log.n_in), np.array(log.n_out))
+    system = _checked(system, np.array(log.n_in), np.array(log.n_out))
     return _Simulation(system, log, source, record_gaps, seed).run()
 
 
@@ -166,39 +165,22 @@ class _Simulation:
         )
 
 
-def _plain(system: System) -> System:
-    """The system with Python floats for leaves, so that no event touches an array library."""
-    try:
-        system = jax.tree.map(float, system)
-    except TypeError:
-        raise InputError("system: the simulator takes one system, not a batch of them") from None
-    counts = {
-        "n_prefill": system.n_prefill,
-        "n_decode": system.n_decode,
-        "prefill.pp": system.prefill.pp,
-        "decode.pp": system.decode.pp,
-        "prefill_batch": system.prefill_batch,
-    }
-    for name, value in counts.items():
-        if value < 1 or value != int(value):
-            raise InputError(f"system.{name} = {value} must be a whole number of at least 1")
-    if not system.max_batch >= 1:
-        raise InputError(f"system.max_batch = {system.max_batch} must be at least 1")
+def _checked(system: System, n_in: np.ndarray, n_out: np.ndarray) -> System:
+    """The system in plain numbers, or an `InputError`: wrong ones, or a request without room."""
+    system = plain(system)
+    check_counts(
+        {
+            "n_prefill": system.n_prefill,
+            "n_decode": system.n_decode,
+            "prefill.pp": system.prefill.pp,
+            "decode.pp": system.decode.pp,
+            "prefill_batch": system.prefill_batch,
+        }
+    )
+    check_limits({"max_batch": system.max_batch})
     if not system.link_bandwidth > 0:
         raise InputError(f"system.link_bandwidth = {system.link_bandwidth} must be above zero")
-    return system
-
-
-def _check_room(system: System, n_in: np.ndarray, n_out: np.ndarray) -> None:
-    """Refuses requests that no instance has room for."""
     handed_over = n_out > (1 if system.first_token == "prefill" else 0)
-    for role, instance, tokens in (
-        ("prefill", system.prefill, n_in.max()),
-        ("decode", system.decode, (n_in + n_out)[handed_over].max(initial=0)),
-    ):
-        room, need = instance.kv_capacity, tokens_held(instance.kv, tokens)
-        if need > room:
-            raise InputError(
-                f"{role}.kv_capacity = {room:g} tokens is less than the {need:g} tokens that one "
-                "request needs; use more memory per instance or shorter requests"
-            )
+    check_room(system.prefill, n_in.max(), "prefill")
+    check_room(system.decode, (n_in + n_out)[handed_over].max(initial=0), "decode")
+    return system

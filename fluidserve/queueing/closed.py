@@ -34,7 +34,8 @@ NODES = 64
 _BISECTIONS = 24
 _REACH = 22
 _DEEPEST = 16.0
-_TINY = 1e-30
+_SLOWEST = 1e-30
+_LEAST = 1e-18
 
 
 @pytree
@@ -91,7 +92,7 @@ def closed_law(
         # a power of the ratios would move the mean by this much
         moved = waiting * 0.5 * (1.0 - variability)
         back = returning(jnp.maximum(jobs - number - moved, 0.0))
-        ratio = jnp.log(jnp.maximum(back, _TINY))
+        ratio = jnp.log(jnp.maximum(back, _SLOWEST))
         ratio = ratio - jnp.log(jnp.minimum(jnp.maximum(number, 0.0) + 1.0, servers) / service)
         return ratio * (1.0 + waiting * (1.0 / variability - 1.0))
 
@@ -128,7 +129,7 @@ def closed_law(
         number=number,
         away=away,
         weight=weight,
-        seen=weight * back / jnp.maximum(jnp.sum(weight * back, axis=0), _TINY),
+        seen=weight * back / jnp.maximum(jnp.sum(weight * back, axis=0), _LEAST),
         rate=rate,
     )
 
@@ -141,7 +142,7 @@ def _extent(pull, mode, side):
     slope = jnp.abs(pull(jnp.maximum(mode + side * distance, 0.0)))
     fallen = 0.5 * (slope[1:] + slope[:-1]) * jnp.diff(distance, axis=0)
     before = jnp.cumsum(fallen, axis=0) - fallen
-    part = jnp.clip((_DEEPEST - before) / jnp.maximum(fallen, _TINY), 0.0, 1.0)
+    part = jnp.clip((_DEEPEST - before) / jnp.maximum(fallen, _LEAST), 0.0, 1.0)
     return jnp.sum(part * jnp.diff(distance, axis=0), axis=0)
 
 
@@ -185,14 +186,14 @@ class ClosedWait:
     def tail(self, y: Float[Array, "..."]) -> Float[Array, "..."]:
         """P(W > y), broadcast over leading axes; 1 for negative `y`."""
         intervals = self.table.shape[0] - 1
-        at = (y - self.first) / jnp.maximum(self.last - self.first, _TINY) * intervals
+        at = (y - self.first) / jnp.maximum(self.last - self.first, _LEAST) * intervals
         inside = jnp.clip(at, 0.0, intervals)
         index = jnp.minimum(jnp.floor(inside).astype(int), intervals - 1)
         flat = jnp.reshape(index, (-1, *jnp.shape(self.busy)))
         low = jnp.reshape(jnp.take_along_axis(self.table, flat, axis=0), index.shape)
         high = jnp.reshape(jnp.take_along_axis(self.table, flat + 1, axis=0), index.shape)
         between = low + (inside - index) * (high - low)
-        below = self.busy + jnp.clip(y / jnp.maximum(self.first, _TINY), 0.0, 1.0) * (
+        below = self.busy + jnp.clip(y / jnp.maximum(self.first, _LEAST), 0.0, 1.0) * (
             self.table[0] - self.busy
         )
         held = jnp.where(at < 0.0, below, jnp.where(at > intervals, 0.0, between))
@@ -238,7 +239,7 @@ def closed_wait(
     after_line = jnp.clip(ahead, 0.0, 1.0) * law.seen
     at_once = (busy - jnp.clip(ahead, 0.0, 1.0)) * law.seen
     # an arrival finds all servers busy and nobody waiting as often as Little's law allows
-    line = law.mean(ahead) / jnp.maximum(law.rate, _TINY) * unit
+    line = law.mean(ahead) / jnp.maximum(law.rate, _LEAST) * unit
     known = jnp.sum(after_line * (ahead + first_free), axis=0)
     free = jnp.sum(at_once * first_free, axis=0)
     kept = jnp.clip((line - known) / jnp.maximum(free, 1e-6), 0.0, 1.0)

@@ -30,6 +30,7 @@ from fluidserve.queueing.mgn import WaitFit
 
 _OVERSHOOT = 0.583
 _FIRST = 0.3
+_LEAST_VARIANCE = 1e-6
 _TAIL = (1.330274429, -1.821255978, 1.781477937, -0.356563782, 0.319381530)
 _PARTS = 4
 """Atoms that an exponential time is cut into."""
@@ -132,10 +133,21 @@ def early_wait(
       arrival_scv: the same of the times between arrivals.
     """
     rho = jnp.maximum(load, 1e-4)
-    var = scv + arrival_scv / rho**2
+    var = step_variance(scv, arrival_scv, rho)
     steps = jnp.maximum(customer - 0.5 * (servers - 1.0), _FIRST)
     lag = _OVERSHOOT * jnp.sqrt(var) + 0.25 * (servers - 1.0) * (1.0 + scv)
     return EarlyWait(steady=steady, walk=Walk(steps=steps, down=1.0 / rho - 1.0, var=var), lag=lag)
+
+
+def step_variance(scv: Leaf, arrival_scv: Leaf, load: Leaf) -> Leaf:
+    """Variance of a step, in units of ``mean service / servers``; that of all equal is not quite 0.
+
+    Args:
+      scv: squared coefficient of variation of the service time.
+      arrival_scv: the same of the times between arrivals.
+      load: of each server, above 0.
+    """
+    return jnp.maximum(scv + arrival_scv / load**2, _LEAST_VARIANCE)
 
 
 def _tail_over_density(x: Float[Array, "..."]) -> Float[Array, "..."]:

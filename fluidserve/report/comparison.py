@@ -8,7 +8,7 @@ from rich.text import Text
 from fluidserve.problem import Problem
 from fluidserve.report.layout import CONFIDENCE_STYLE, plain_table
 from fluidserve.report.numbers import three_digits
-from fluidserve.report.tables import latency_columns, shown_tpot
+from fluidserve.report.tables import latency_columns, latency_headers, shown_tpot
 from fluidserve.search.compare import Comparison
 from fluidserve.search.plan import TIE
 
@@ -30,11 +30,7 @@ def comparison_table(problems: Sequence[Problem], found: Comparison) -> Table:
     table = plain_table("GPU")
     table.add_column("best deployment", min_width=max(map(len, labels)), max_width=_LONGEST_REASON)
     headers = ["GPUs", "req/s", "per\nGPU", *(["req/s\nsimul."] if simulated else [])]
-    latencies = [
-        f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
-        for name, named, unit, _ in columns
-    ]
-    for header in (*headers, *latencies):
+    for header in (*headers, *latency_headers(columns)):
         table.add_column(header, justify="right", no_wrap=True)
     for header in ("binds", "step\ntimes", "trust"):
         table.add_column(header, no_wrap=True)

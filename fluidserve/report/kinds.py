@@ -8,7 +8,7 @@ from rich.text import Text
 from fluidserve.problem import Problem
 from fluidserve.report.layout import CONFIDENCE_STYLE, plain_table
 from fluidserve.report.numbers import three_digits
-from fluidserve.report.tables import latency_columns, shown_tpot
+from fluidserve.report.tables import latency_columns, latency_headers, shown_tpot
 from fluidserve.results import DeploymentResult, PlanResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.deployment import Kind
@@ -54,10 +54,7 @@ def kinds_table(ranked: dict[Kind, DeploymentResult], slo: Slo) -> Table:
     table = plain_table(
         "kind",
         *("best", "GPUs", "req/s", "per\nGPU", "of the\nbest"),
-        *(
-            f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
-            for name, named, unit, _ in columns
-        ),
+        *latency_headers(columns),
     )
     table.add_column("binds", min_width=8)
     table.add_column("trust", no_wrap=True)

@@ -21,7 +21,7 @@ from fluidserve.specs.slo import (
     reported_limits,
     request_limits,
 )
-from fluidserve.status import ADVICE, Binding
+from fluidserve.status import ADVICE, ADVICE_TOGETHER, Binding
 from fluidserve.timing.saturation import saturation_length
 from fluidserve.units import format_bandwidth, format_time
 from fluidserve.verify.crosscheck import difference
@@ -100,7 +100,9 @@ def screening_sentences(result: PlanResult) -> list[str]:
 
 def limit_sentence(row: DeploymentResult) -> str:
     """What keeps the goodput from being higher, and what would help."""
-    advice = ADVICE[Binding[row.binding.upper()]]
+    advice = (ADVICE if row.kind == "disaggregated" else ADVICE_TOGETHER)[
+        Binding[row.binding.upper()]
+    ]
     return f"What limits it: {advice}"
 
 
@@ -260,7 +262,7 @@ def pool_phrase(pool: Pool, role: str) -> str:
 def _what(result: PlanResult, best: DeploymentResult) -> str:
     deployment, used = best.deployment, best.gpus
     pools = _listed([pool_phrase(pool, role) for role, pool in deployment.pools.items()])
-    text = f"Best: {deployment.label}: {pools}, {used} GPUs"
+    text = f"Best: {deployment.label}: {pools}, {used} GPU{'s' if used > 1 else ''}"
     if result.rate is not None:
         return f"{text}, the fewest of at most {result.budget} that reach the rate."
     if result.fewest:

@@ -38,10 +38,7 @@ def plan_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
     table = plain_table(
         "deployment",
         *("GPUs", "req/s", *([] if wide else ["per\nGPU"])),
-        *(
-            f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
-            for name, named, unit, _ in columns
-        ),
+        *latency_headers(columns),
         *("use %\nP/link/D", "batch", "KV\n%"),
     )
     table.add_column("binds", min_width=8)
@@ -111,14 +108,20 @@ def replay_table(rows: Sequence[DeploymentResult]) -> Table:
     return table
 
 
-def latency_columns(
-    rows: Sequence[tuple[Latency | None, ...]], slo: Slo
-) -> list[tuple[str, str, str, list[str]]]:
-    """TTFT, TPOT and, where they are known, end-to-end latency and ITL, each in one unit.
+LatencyColumn = tuple[str, str, str, list[str]]
+"""Name; percentile where it is not the usual P90; unit; texts by row."""
 
-    Returns:
-      name; percentile where it is not the usual P90; unit; texts by row.
-    """
+
+def latency_headers(columns: Sequence[LatencyColumn]) -> list[str]:
+    """Headers of two lines: the metric, and what of it in which unit."""
+    return [
+        f"{name}\n{named} {unit}" if named else f"{name}\n{unit}"
+        for name, named, unit, _ in columns
+    ]
+
+
+def latency_columns(rows: Sequence[tuple[Latency | None, ...]], slo: Slo) -> list[LatencyColumn]:
+    """TTFT, TPOT and, where known, end-to-end latency and ITL, each in one unit."""
     shares = {limit.metric: limit.share for limit in limits_of(slo)}
     columns = []
     for metric, cells in zip(("ttft", "tpot", "e2e", "itl"), zip(*rows, strict=True), strict=True):

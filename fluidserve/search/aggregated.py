@@ -9,7 +9,6 @@ import functools
 from collections import Counter
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -25,19 +24,21 @@ from fluidserve.deploy.aggregated import (
     prepare_aggregated,
 )
 from fluidserve.deploy.aggregated_doubts import aggregated_binding, aggregated_doubts
-from fluidserve.deploy.confidence import NUDGE
 from fluidserve.deploy.latency import STEPS, latencies
 from fluidserve.deploy.promise import scaled
-from fluidserve.goodput import Then, root_rate
 from fluidserve.problem import PREFILL_TOKENS, Problem
-from fluidserve.search.grid import MAX_SHAPES, Shape, fitting_shapes, misfit, stack_shapes
+from fluidserve.search.grid import MAX_SHAPES, Grid, Shape, fitting_shapes, misfit, stack_shapes
 from fluidserve.search.score import (
     Question,
     Scores,
     after_one_failure,
     as_arrays,
+    cut,
     describe_rows,
+    goodput_and_around,
     in_chunks,
+    padded,
+    room_of,
     score_grid,
 )
 from fluidserve.specs.deployment import TOKEN_BUDGETS, Chunked, Colocated, Kind, KvPolicy, Pool
@@ -94,6 +95,9 @@ class AggregatedGrid:
         if self.kind == "colocated":
             return Colocated(pool=pool)
         return Chunked(pool=pool, token_budget=int(self.token_budget[i]))
+
+
+Candidates = Grid | AggregatedGrid
 
 
 def aggregated_grid(
@@ -168,7 +172,11 @@ class AggregatedPicks:
 
 
 def aggregated_candidates(
-    question: Question, shapes: Instance, picks: AggregatedPicks, prefill_tokens: Leaf
+    question: Question,
+    shapes: Instance,
+    picks: AggregatedPicks,
+    prefill_tokens: Leaf,
+    kv_policy: KvPolicy,
 ) -> AggregatedPlan:
     """Gathers the shapes of some candidates into one batch."""
     system = AggregatedSystem(
@@ -178,13 +186,18 @@ def aggregated_candidates(
         prefill_tokens=prefill_tokens,
         token_budget=picks.token_budget,
         dispatch=question.dispatch,
+        kv_policy=kv_policy,
         prefix_hit=question.prefix_hit,
     )
     plan = prepare_aggregated(system, question.bins, question.arrival_scv)
     return dataclasses.replace(plan, dispersion=question.dispersion)
 
 
-@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+@functools.partial(
+    jax.jit,
+    static_argnames=("kv_policy",),
+    compiler_options={"xla_backend_optimization_level": 0},
+)
 def score_aggregated(
     question: Question,
     shapes: Instance,
@@ -192,6 +205,8 @@ def score_aggregated(
     prefill_tokens: Leaf,
     count: Leaf,
     quantile_steps: Leaf,
+    *,
+    kv_policy: KvPolicy,
 ) -> Scores:
     """Scores the first `count` candidates; the rest of the arrays is room.
 
@@ -204,10 +219,11 @@ def score_aggregated(
       prefill_tokens: most prompt tokens of one iteration where prompts go first.
       count: candidates.
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
+      kv_policy: what of its KV a request needs before it is admitted.
     """
 
     def one_chunk(here: AggregatedPicks) -> Scores:
-        plan = aggregated_candidates(question, shapes, here, prefill_tokens)
+        plan = aggregated_candidates(question, shapes, here, prefill_tokens, kv_policy)
         return _score_plan(plan, question, here.rate, quantile_steps)
 
     return in_chunks(one_chunk, picks, count, CHUNK)
@@ -222,22 +238,8 @@ def _score_plan(
         state = aggregated_at(plan, rate)
         return aggregated_metrics(plan, scaled(slo, on_limits), state), state
 
-    def excess(result):
-        return result[0].excess
-
     upper = largest_aggregated_rate(plan)
-    goodput, (metrics, slower, tighter, (asked, state)) = root_rate(
-        at,
-        excess,
-        0.0,
-        upper,
-        then=(
-            Then(lambda found: found, 1.0, lambda result: result[0]),
-            Then(lambda found: (1.0 - NUDGE) * found, 1.0, excess),
-            Then(lambda found: found, 1.0 - NUDGE, excess),
-            Then(lambda found: jnp.where(rate > 0.0, rate, found), 1.0, lambda result: result),
-        ),
-    )
+    goodput, (metrics, slower, tighter, (asked, state)) = goodput_and_around(at, upper, rate)
     return Scores(
         goodput=goodput,
         metrics=metrics,
@@ -282,19 +284,13 @@ def _call(
     of: AggregatedGrid | None = None,
 ) -> Scores:
     """Runs the compiled program on some rows, the one of the grid `of` where given."""
-    whole, room, count = of or grid, _SMALLEST_ROOM, len(rows)
-    while room < len(whole):
-        room *= 4
-
-    def padded(values: np.ndarray, dtype: type) -> np.ndarray:
-        return np.concatenate([values, np.repeat(values[-1:], room - count)]).astype(dtype)
-
+    room = room_of(_SMALLEST_ROOM, len(of or grid))
     in_pieces = grid.kind == "chunked"
     picks = AggregatedPicks(
-        shape=padded(grid.shape[rows], np.int32),
-        replicas=padded(grid.replicas[rows], float),
-        token_budget=padded(grid.token_budget[rows], float) if in_pieces else None,
-        rate=padded(rates, float),
+        shape=padded(grid.shape[rows], room, np.int32),
+        replicas=padded(grid.replicas[rows], room, float),
+        token_budget=padded(grid.token_budget[rows], room, float) if in_pieces else None,
+        rate=padded(rates, room, float),
     )
     # the pools' own settings are no part of these programs
     question = dataclasses.replace(
@@ -309,5 +305,5 @@ def _call(
     )
     stacked = stack_shapes(grid.shapes, MAX_SHAPES)
     arrays = as_arrays((question, stacked, picks, float(grid.prefill_tokens)))
-    found = score_aggregated(*arrays, count, quantile_steps)
-    return jax.tree.map(lambda x: np.asarray(x)[..., :count], found)
+    found = score_aggregated(*arrays, len(rows), quantile_steps, kv_policy=grid.kv_policy)
+    return cut(found, len(rows))

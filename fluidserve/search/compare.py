@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,7 +80,8 @@ def compare(
             failures[problem.gpu.name] = error
         seconds[problem.gpu.name] = time.perf_counter() - began
     if not plans:
-        raise _none(failures)
+        message = f"none of {', '.join(failures)} answers the question"
+        raise NoFeasibleDeployment.of_all(message, failures)
     best = {id(found.deployments[0]): name for name, found in plans.items()}
     ordered = _ranked([found.deployments[0] for found in plans.values()], least)
     names = [best[id(row)] for row in ordered]
@@ -95,17 +95,3 @@ def compare(
 def _ranked(rows: list[DeploymentResult], least: float | None) -> list[DeploymentResult]:
     goodput = np.array([row.goodput for row in rows])
     return [rows[i] for i in rank(goodput, np.array([row.gpus for row in rows]), least)]
-
-
-def _none(failures: dict[str, NoFeasibleDeployment]) -> NoFeasibleDeployment:
-    """The failures of all accelerators as one."""
-    reasons: Counter[str] = Counter()
-    for name, error in failures.items():
-        reasons.update({f"{name}: {reason}": n for reason, n in error.reasons.items()})
-    told = [f"{name}: {error.nearest}" for name, error in failures.items() if error.nearest]
-    return NoFeasibleDeployment(
-        f"none of {', '.join(failures)} answers the question",
-        reasons=dict(reasons),
-        nearest="; ".join(told),
-        candidates=sum(error.candidates for error in failures.values()),
-    )

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fluidserve.deploy.latency import Latencies, quantile_of
 from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import DeploymentResult, Latency, Phases, PlanResult, Screening
-from fluidserve.search.aggregated import AggregatedGrid, aggregated_grid
+from fluidserve.search.aggregated import AggregatedGrid, Candidates, aggregated_grid
 from fluidserve.search.grid import (
     MAX_CANDIDATES,
     Grid,
     count_deployments,
     disaggregated_grid,
     fitting_shapes,
-    smallest_fit,
 )
+from fluidserve.search.infeasible import nothing_fits, nothing_serves, single_tokens
 from fluidserve.search.refine import Refinement, refine
 from fluidserve.search.score import (
     Question,
@@ -30,16 +29,12 @@ from fluidserve.search.score import (
     score_grid,
 )
 from fluidserve.specs.deployment import TOKEN_BUDGETS, Deployment, Disaggregated, Kind
-from fluidserve.specs.slo import Slo, joint_limits, limits_of
+from fluidserve.specs.slo import limits_of
 from fluidserve.status import Binding, Doubt, confidence_level, doubt_sentences
-from fluidserve.units import format_time
-
-Candidates = Grid | AggregatedGrid
 
 TIE = 0.01
 """Goodputs this close, as a share of the larger, cannot be told apart by the formulas."""
 
-_VANISHING = 1e-3
 _LEAST = 1e-30
 
 
@@ -167,7 +162,10 @@ def answer_kinds(
         except NoFeasibleDeployment as error:
             failures[kind] = error
     if not found:
-        raise _no_kind(failures)
+        first_failure = next(iter(failures.values()))
+        if len(failures) == 1:
+            raise first_failure
+        raise NoFeasibleDeployment.of_all(str(first_failure), failures)
     least = least_goodput(rate, fewest=fewest)
     rows = [row for result in found.values() for row in result.deployments]
     order = rank(np.array([r.goodput for r in rows]), np.array([r.gpus for r in rows]), least)
@@ -187,22 +185,6 @@ def answer_kinds(
     )
 
 
-def _no_kind(failures: dict[Kind, NoFeasibleDeployment]) -> NoFeasibleDeployment:
-    """The failures of all kinds as one."""
-    if len(failures) == 1:
-        return next(iter(failures.values()))
-    reasons: Counter[str] = Counter()
-    for kind, error in failures.items():
-        reasons.update({f"{kind}: {reason}": n for reason, n in error.reasons.items()})
-    nearest = [f"{kind}: {error.nearest}" for kind, error in failures.items() if error.nearest]
-    return NoFeasibleDeployment(
-        str(next(iter(failures.values()))),
-        reasons=dict(reasons),
-        nearest="; ".join(nearest),
-        candidates=sum(error.candidates for error in failures.values()),
-    )
-
-
 def answer(
     problem: Problem,
     grid: Candidates,
@@ -216,14 +198,13 @@ def answer(
     _check_rate(problem, rate)
     began = time.perf_counter()
     if not len(grid):
-        raise _nothing_fits(problem, grid, budget)
+        raise nothing_fits(problem, grid, budget)
     question = question_of(problem)
-    scores = score_grid(grid, question)
-    scores, refined = _refined(problem, grid, question, scores)
+    scores, refined = score_refined(problem, grid, question)
     least = least_goodput(rate, fewest=fewest)
     order = rank(scores.goodput, grid.gpus, least)
     if not len(order):
-        raise _nothing_serves(problem, grid, question, scores, rate)
+        raise nothing_serves(problem, grid, question, scores, rate)
     rows = order[:top]
     rates = scores.goodput[rows] if rate is None else np.full(len(rows), rate)
     results = _results(problem, grid, question, scores, rows, rates, refined)
@@ -260,22 +241,22 @@ def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> Dep
     _check_rate(problem, rate)
     grid = grid_for(problem, deployment)
     if not len(grid):
-        raise _nothing_fits(problem, grid, deployment.gpus)
+        raise nothing_fits(problem, grid, deployment.gpus)
     question = question_of(problem)
-    scores = score_grid(grid, question)
+    scores, refined = score_refined(problem, grid, question)
     if scores.throughput is not None:
         return _results(problem, grid, question, scores, np.array([0]), scores.throughput)[0]
     if rate is None and not scores.goodput[0] > 0:
-        raise _nothing_serves(problem, grid, question, scores, None)
-    scores, refined = _refined(problem, grid, question, scores)
+        raise nothing_serves(problem, grid, question, scores, None)
     at = float(scores.goodput[0]) if rate is None else rate
     return _results(problem, grid, question, scores, np.array([0]), np.array([at]), refined)[0]
 
 
-def _refined(
-    problem: Problem, grid: Candidates, question: Question, scores: Scores
+def score_refined(
+    problem: Problem, grid: Candidates, question: Question
 ) -> tuple[Scores, Refinement | None]:
-    """Scores after the refining tier, and what that found; where it has no say, as they were."""
+    """Scores after the refining tier, and what that found; None where it has no say."""
+    scores = score_grid(grid, question)
     if not isinstance(grid, AggregatedGrid) or not (scores.goodput > 0).any():
         return scores, None
     refined = refine(problem, grid, question, np.asarray(scores.goodput, float))
@@ -413,7 +394,7 @@ def _result(
         ttft=latency("ttft"),
         tpot=latency("tpot"),
         e2e=None if found.e2e is None else latency("e2e"),
-        itl=None if found.itl is None or _single_tokens(problem) else latency("itl"),
+        itl=None if found.itl is None or single_tokens(problem) else latency("itl"),
         attainment=float(metrics.attainment[position]),
         prefill_load=float(metrics.prefill_load[position]),
         link_load=float(metrics.link_load[position]),
@@ -428,135 +409,3 @@ def _result(
         concurrency=problem.workload.concurrency,
         output_token_rate=rate * problem.mean_lengths[1],
     )
-
-
-def _nothing_fits(problem: Problem, grid: Candidates, budget: int) -> NoFeasibleDeployment:
-    """Why no instance fits, and how many GPUs would do."""
-    fit, twice = smallest_fit(problem), isinstance(grid, Grid)
-    name, gpu = problem.model.name, problem.gpu.name
-    if fit is None:
-        nearest = f"{name} does not fit on {gpu} at any tp and pp tried"
-    else:
-        nearest = f"an instance of {name} needs {fit.gpus} {gpu} (tp{fit.tp} pp{fit.pp})"
-        if twice:
-            nearest += f", a prefill and a decode instance {2 * fit.gpus} GPUs"
-        nearest += f"; the budget is {budget}"
-    reasons = dict(grid.rejected) or {"an instance takes more GPUs than the budget leaves": 1}
-    return NoFeasibleDeployment(
-        f"{name} does not fit {'twice ' * twice}into {budget} {gpu}",
-        reasons=reasons,
-        nearest=nearest,
-    )
-
-
-def _nothing_serves(
-    problem: Problem, grid: Candidates, question: Question, scores: Scores, rate: float | None
-) -> NoFeasibleDeployment:
-    """Why no candidate meets the SLO or reaches the rate, and what comes closest."""
-    if scores.throughput is not None:
-        return _too_many_users(problem, grid, question, scores)
-    best = int(np.argmax(scores.goodput))
-    if rate is not None and scores.goodput[best] > 0:
-        short = scores.goodput > 0
-        loads = scores.metrics
-        tightest = loads.link_load >= np.maximum(loads.prefill_load, loads.decode_load)
-        # its load is in proportion to the rate: above 1 at the rate asked for
-        link = short & tightest & (rate * loads.link_load > scores.goodput)
-        counts = {
-            "the KV link saturates below the rate": int(link.sum()),
-            "goodput below the rate": int((short & ~link).sum()),
-        }
-        reasons = Counter({reason: count for reason, count in counts.items() if count})
-        reasons.update(_unreachable(scores, ~short))
-        nearest = f"{grid.deployment(best).label} serves {scores.goodput[best]:.3g} requests/s"
-        message = f"no deployment of at most {int(grid.gpus.max())} GPUs serves {rate:g} requests/s"
-        return NoFeasibleDeployment(
-            message, reasons=dict(reasons), nearest=nearest, candidates=len(grid)
-        )
-    closest, told = _closest_idle(problem, grid)
-    share = _share_told(problem.slo, float(scores.metrics.attainment[closest]))
-    nearest = f"{grid.deployment(closest).label}, idle: {told}{share}"
-    return NoFeasibleDeployment(
-        "no deployment meets the SLO, however little traffic there is",
-        reasons=_unreachable(scores, np.ones(len(grid), bool)),
-        nearest=nearest,
-        candidates=len(grid),
-    )
-
-
-def _too_many_users(
-    problem: Problem, grid: Candidates, question: Question, scores: Scores
-) -> NoFeasibleDeployment:
-    """Which limit the candidates miss with all users, and which comes closest."""
-    excess = np.round(scores.metrics.excess, 3)
-    best = int(np.lexsort((np.asarray(scores.throughput), excess))[-1])
-    rates = np.asarray(scores.throughput)[[best]]
-    found = describe_rows(grid, question, np.array([best]), rates).latencies
-    missed = Counter(Binding(int(b)).label for b in scores.binding)
-    told = _latencies_told(problem.slo, _at_limits(problem, found), 0)
-    share = _share_told(problem.slo, float(scores.metrics.attainment[best]))
-    users = problem.workload.concurrency
-    return NoFeasibleDeployment(
-        f"no deployment of at most {int(grid.gpus.max())} GPUs meets the SLO with {users} users in "
-        "a closed loop",
-        reasons={f"{label.upper()} is missed": n for label, n in missed.most_common()},
-        nearest=f"{grid.deployment(best).label}: {told}{share}",
-        candidates=len(grid),
-    )
-
-
-def _closest_idle(problem: Problem, grid: Candidates) -> tuple[int, str]:
-    """The candidate whose latencies, without traffic, come closest to the limits; with them.
-
-    Idle latencies depend on the shapes alone, so one candidate stands for each pair of shapes.
-    """
-    _, rows = np.unique(grid.alike, return_index=True)
-    idle = np.full(len(rows), _VANISHING / float(problem.bins.longest))
-    found = describe_rows(grid, question_of(problem), rows, idle).latencies
-    times = _at_limits(problem, found)
-    limits = np.array([limit.time for limit in limits_of(problem.slo)])
-    best = int(np.argmin((times / limits[:, None]).max(axis=0)))
-    return int(rows[best]), _latencies_told(problem.slo, times, best)
-
-
-def _single_tokens(problem: Problem) -> bool:
-    """Whether no request has a second token."""
-    return float(problem.bins.out_share[0]) > 0.999
-
-
-def _at_limits(problem: Problem, found: Latencies) -> np.ndarray:
-    """The latency that each limit is on, at its `quantile_of`, (limits, candidates), s."""
-    # with a single output token there is no TPOT and no gap to miss
-    single = _single_tokens(problem)
-    return np.array(
-        [
-            0.0 * found.ttft[0]
-            if single and limit.metric in ("tpot", "itl")
-            else getattr(found, limit.metric)[quantile_of(problem.slo, limit.metric)[0]]
-            for limit in limits_of(problem.slo)
-        ]
-    )
-
-
-def _latencies_told(slo: Slo, times: np.ndarray, position: int) -> str:
-    """The latencies of one candidate out of `_at_limits`, in words."""
-    names = [f"{quantile_of(slo, metric)[1]} {metric.upper()}" for metric, *_ in limits_of(slo)]
-    return ", ".join(
-        f"{name} {format_time(float(time[position]))}"
-        for name, time in zip(names, times, strict=True)
-    )
-
-
-def _share_told(slo: Slo, share: float) -> str:
-    """How many requests meet the joint limits; nothing where there is none."""
-    joint = joint_limits(slo)
-    if not joint:
-        return ""
-    one = f"the {joint[0].metric.upper()} limit"
-    return f", {share:.0%} of the requests meet {(one, 'both', 'all three')[len(joint) - 1]}"
-
-
-def _unreachable(scores: Scores, where: np.ndarray) -> dict[str, int]:
-    """How many candidates cannot meet a limit even when idle, by limit."""
-    counts = Counter(Binding(int(b)).label for b in scores.binding[where])
-    return {f"{label.replace('_', ' ')}": count for label, count in counts.most_common()}

@@ -20,7 +20,14 @@ from fluidserve.deploy.binding import binding_of
 from fluidserve.deploy.disaggregated import at_rate, largest_rate, metrics_of
 from fluidserve.errors import InputError
 from fluidserve.search.grid import Grid
-from fluidserve.search.score import Picks, Question, as_arrays, candidates, replica_bound
+from fluidserve.search.score import (
+    Picks,
+    Question,
+    as_arrays,
+    candidates,
+    picks_of,
+    replica_bound,
+)
 from fluidserve.stages.decode import decode_lengths
 from fluidserve.stages.prefill import prefill_shape
 from fluidserve.timing.instance import Instance
@@ -57,17 +64,7 @@ def attain_grid(grid: Grid, question: Question, rates: np.ndarray) -> RateScores
         raise InputError("rates: given rates are scored in steady state and an open loop alone")
     count = len(grid)
     room = -(-count // _PART) * _PART
-
-    def padded(values: np.ndarray, dtype: type) -> np.ndarray:
-        return np.concatenate([values, np.repeat(values[-1:], room - count)]).astype(dtype)
-
-    picks = Picks(
-        prefill=padded(grid.prefill, np.int32),
-        decode=padded(grid.decode, np.int32),
-        n_prefill=padded(grid.n_prefill, float),
-        n_decode=padded(grid.n_decode, float),
-        rate=padded(rates, float),
-    )
+    picks = picks_of(grid, np.arange(count), rates, room)
     question, shapes = as_arrays((question, grid.stacked()))
     pipelines = any(grid.shapes[i].pp > 1 for i in np.unique(grid.prefill))
     prepared = _prepare(question, shapes, pipelines=pipelines)

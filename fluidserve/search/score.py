@@ -246,11 +246,37 @@ def score_plan(
 
     limits = largest_rate(plan) if plan.horizon is None else early_limits(plan, slo)
     upper = functools.reduce(jnp.minimum, limits)
+    goodput, (metrics, slower, tighter, (asked, state)) = goodput_and_around(at, upper, rate)
+    described = latencies if plan.horizon is None else early_latencies
+    return Scores(
+        goodput=goodput,
+        metrics=metrics,
+        binding=binding_of(goodput, metrics, limits, plan, slo),
+        doubts=doubts_of(plan, slo, metrics, slower, tighter),
+        asked=asked,
+        latencies=described(plan, state, quantile_steps, slo),
+    )
+
+
+def goodput_and_around(
+    at: Callable[[Leaf, Leaf], tuple[Metrics, Any]], upper: Leaf, rate: Leaf
+) -> tuple[Leaf, list[Any]]:
+    """Goodput, and a deployment there, close to it, and at a rate that is asked for.
+
+    Args:
+      at: metrics and state at a rate, under limits multiplied by a factor.
+      upper: rate that cannot be carried, 1/s.
+      rate: asked for, 1/s; 0 for the goodput.
+
+    Returns:
+      goodput, 1/s; metrics there; `Metrics.excess` at ``1 - NUDGE`` of it; the same at the goodput
+      under limits as much tighter; and metrics and state at `rate`.
+    """
 
     def excess(result):
         return result[0].excess
 
-    goodput, (metrics, slower, tighter, (asked, state)) = root_rate(
+    return root_rate(
         at,
         excess,
         0.0,
@@ -261,15 +287,6 @@ def score_plan(
             Then(lambda found: found, 1.0 - NUDGE, excess),
             Then(lambda found: jnp.where(rate > 0.0, rate, found), 1.0, lambda result: result),
         ),
-    )
-    described = latencies if plan.horizon is None else early_latencies
-    return Scores(
-        goodput=goodput,
-        metrics=metrics,
-        binding=binding_of(goodput, metrics, limits, plan, slo),
-        doubts=doubts_of(plan, slo, metrics, slower, tighter),
-        asked=asked,
-        latencies=described(plan, state, quantile_steps, slo),
     )
 
 
@@ -396,26 +413,42 @@ def _call(
 ) -> Scores:
     """Runs the compiled program on some rows, the one of the grid `of` where given.
 
-    Arrays are padded to the room of the whole grid, four times the smallest as often as needed, so
-    that few programs are ever compiled.
+    Arrays are padded to the room of the whole grid, so that few programs are ever compiled.
     """
-    room, count = _SMALLEST_ROOM, len(rows)
-    while room < max(len(grid), grid.room):
-        room *= 4
-
-    def padded(values: np.ndarray, dtype: type) -> np.ndarray:
-        return np.concatenate([values, np.repeat(values[-1:], room - count)]).astype(dtype)
-
-    picks = Picks(
-        prefill=padded(grid.prefill[rows], np.int32),
-        decode=padded(grid.decode[rows], np.int32),
-        n_prefill=padded(grid.n_prefill[rows], float),
-        n_decode=padded(grid.n_decode[rows], float),
-        rate=padded(rates, float),
-    )
+    room = room_of(_SMALLEST_ROOM, max(len(grid), grid.room))
+    picks = picks_of(grid, rows, rates, room)
     arrays = as_arrays((question, grid.stacked(), picks))
-    found = score(*arrays, count, quantile_steps, max_replicas=replica_bound(of or grid))
-    return jax.tree.map(lambda x: np.asarray(x)[..., :count], found)
+    found = score(*arrays, len(rows), quantile_steps, max_replicas=replica_bound(of or grid))
+    return cut(found, len(rows))
+
+
+def picks_of(grid: Grid, rows: np.ndarray, rates: np.ndarray, room: int) -> Picks:
+    """The candidates `rows` of a grid at `rates`, 1/s, padded to a room."""
+    return Picks(
+        prefill=padded(grid.prefill[rows], room, np.int32),
+        decode=padded(grid.decode[rows], room, np.int32),
+        n_prefill=padded(grid.n_prefill[rows], room, float),
+        n_decode=padded(grid.n_decode[rows], room, float),
+        rate=padded(rates, room, float),
+    )
+
+
+def room_of(smallest: int, candidates: int) -> int:
+    """Room for so many candidates: four times the smallest as often as needed."""
+    room = smallest
+    while room < candidates:
+        room *= 4
+    return room
+
+
+def padded(values: np.ndarray, room: int, dtype: type) -> np.ndarray:
+    """Values with the last one repeated up to the room."""
+    return np.concatenate([values, np.repeat(values[-1:], room - len(values))]).astype(dtype)
+
+
+def cut(scores: Scores, count: int) -> Scores:
+    """NumPy arrays of the first `count` candidates."""
+    return jax.tree.map(lambda x: np.asarray(x)[..., :count], scores)
 
 
 def replica_bound(grid: Grid) -> int:

@@ -50,6 +50,7 @@ from fluidserve.search.score import (
     Question,
     as_arrays,
     candidates,
+    padded,
     room_for,
     shared_parts,
 )
@@ -175,12 +176,13 @@ def tables_of(grid: Grid, question: Question, pools: Pools) -> Tables:
             "tables hold joint limits on TTFT and TPOT in steady state, for single prompts in "
             "prefill; use score_grid"
         )
-    size, count = -(-len(pools.shape) // CHUNK) * CHUNK, len(pools.shape)
-    padded = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[-1:], size - count)]), pools)
-    padded = Pools(shape=padded.shape.astype(np.int32), count=padded.count.astype(float))
+    size = -(-len(pools.shape) // CHUNK) * CHUNK
+    filled = Pools(
+        shape=padded(pools.shape, size, np.int32), count=padded(pools.count, size, float)
+    )
     limits = {name: min(float(getattr(question.slo, name)), NO_LIMIT) for name in ("ttft", "tpot")}
     question = dataclasses.replace(question, slo=dataclasses.replace(question.slo, **limits))
-    arrays = as_arrays((question, grid.stacked(), padded, _factors(question.bins)))
+    arrays = as_arrays((question, grid.stacked(), filled, _factors(question.bins)))
     return _build(*arrays, max_replicas=room_for(int(pools.count.max())))
 
 

@@ -19,12 +19,10 @@ from fluidserve.queueing.batch import Batching, batching
 from fluidserve.specs.lengths import LengthBins
 from fluidserve.stages.decode import DecodeLengths
 from fluidserve.stages.interrupted import Pieces, SharedTimes
-from fluidserve.stages.prefill import PrefillShape
+from fluidserve.stages.prefill import MOST_TOGETHER, PrefillShape
 from fluidserve.timing.instance import Instance
 from fluidserve.timing.model import Work
 
-MOST_PROMPTS = 1024
-"""Prompts of one iteration, whatever they weigh."""
 _LEAST_OWN = 0.05
 
 
@@ -168,7 +166,7 @@ def _together(
     length = jnp.sum(bins.in_share * bins.in_mean)
     spread = jnp.sum(bins.in_share * (bins.in_mean**2 + bins.in_var)) / length**2 - 1.0
     room = mixed.room / mixed.pieces.tokens
-    found = batching((mean - own) / own, scv * (mean / own) ** 2, room, spread, most=MOST_PROMPTS)
+    found = batching((mean - own) / own, scv * (mean / own) ** 2, room, spread, most=MOST_TOGETHER)
     fit = jnp.concatenate([jnp.ones_like(found.fit[:1]), found.fit])
     return dataclasses.replace(
         found,

@@ -30,6 +30,9 @@ from fluidserve.timing.instance import Instance
 LEVELS = (0.0, 0.5, 0.8, 0.94, 0.985, 1.0)
 """Quantile levels that cut the longest prompt ahead into atoms, finer where it is long."""
 
+MOST_TOGETHER = 1024
+"""Most prompts in one pass of prefill where only tokens limit it."""
+
 _LOADS = 33
 _TOGETHER = 3.0
 _SMALLEST_LOAD = 1e-4

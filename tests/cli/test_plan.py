@@ -297,3 +297,9 @@ def test_any_kind_is_simulated(ask, label):
     assert row["label"] == label
     assert found["simulation"]["attainment"] > 0.5
     assert found["simulation"]["utilization"]["link"] == 0.0
+
+
+def test_advice_names_no_pools_where_there_are_none(ask):
+    out = ask("plan", kind="chunked", token_budgets="1024").out
+    (advice,) = (line for line in out.splitlines() if line.startswith("What limits it: "))
+    assert not any(pool in advice for pool in ("prefill instances", "decode instances"))

@@ -9,10 +9,12 @@ from analysis_helpers import make_problem
 from fluidserve.errors import InputError
 from fluidserve.report.plots import points
 from fluidserve.report.plots.figure import check_plot, plot_deployment, plot_plan
-from fluidserve.search.plan import plan
+from fluidserve.search.plan import analyse, grids_of, plan
+from fluidserve.specs.deployment import parse_label
 
 PROBLEM = make_problem(link=25e9)
 BUDGET = 4
+GRIDS = list(grids_of(PROBLEM, BUDGET, token_budgets=(1024,)).values())
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def short_runs(monkeypatch):
 
 
 def test_no_point_beats_the_front():
-    trade = points.tradeoff(PROBLEM, BUDGET)
+    trade = points.tradeoff(PROBLEM, GRIDS)
     front = points.pareto_front(trade.ttft, trade.throughput)
     for i in range(len(trade.ttft)):
         beaten = (trade.ttft[front] <= trade.ttft[i]) & (
@@ -38,7 +40,7 @@ def test_no_point_beats_the_front():
 
 
 def test_tradeoff_holds_the_best_of_the_plan(best):
-    trade = points.tradeoff(PROBLEM, BUDGET)
+    trade = points.tradeoff(PROBLEM, GRIDS)
     mine = [i for i, name in enumerate(trade.labels) if name == best.deployment.label]
     assert len(mine) == len(points.LOADS)
     assert trade.throughput[mine].max() == pytest.approx(best.goodput_per_gpu, rel=1e-5)
@@ -46,7 +48,7 @@ def test_tradeoff_holds_the_best_of_the_plan(best):
 
 
 def test_curve_crosses_the_target_at_the_goodput(best):
-    line = points.curve(PROBLEM, best.deployment, best.goodput)
+    line = points.curve(PROBLEM, best, best.goodput)
     at_goodput = np.interp(best.goodput, line.rate, line.attainment)
     assert at_goodput == pytest.approx(0.9, abs=0.02)
     assert line.attainment[0] > 0.99
@@ -82,7 +84,7 @@ def test_typical_requests_have_the_quantiles_of_ttft(best):
 
 def test_files(best, tmp_path):
     png, svg = tmp_path / "a.png", tmp_path / "b.SVG"
-    plot_plan(str(png), PROBLEM, BUDGET, best)
+    plot_plan(str(png), PROBLEM, GRIDS, best)
     plot_deployment(str(svg), PROBLEM, dataclasses.replace(best, goodput=0.0))
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()[:2000]
@@ -129,7 +131,16 @@ def test_simulated_points_of_a_horizon_are_those_of_the_first_requests(best):
 
 def test_curves_show_the_percentile_of_the_limit(best):
     slo = dataclasses.replace(PROBLEM.slo, ttft_share=0.99)
-    asked = points.curve(dataclasses.replace(PROBLEM, slo=slo), best.deployment, best.goodput)
-    usual = points.curve(PROBLEM, best.deployment, best.goodput)
+    asked = points.curve(dataclasses.replace(PROBLEM, slo=slo), best, best.goodput)
+    usual = points.curve(PROBLEM, best, best.goodput)
     assert (asked.ttft > usual.ttft).all()
     assert asked.tpot == pytest.approx(usual.tpot)
+
+
+def test_curves_of_a_refined_row_meet_the_slo_at_its_goodput():
+    """The rates of a curve are scaled as the goodput was."""
+    row = analyse(PROBLEM, parse_label("1S tp2 b2048", gpu=PROBLEM.gpu.name), None)
+    assert row.refined is not None
+    line = points.curve(PROBLEM, row, row.goodput)
+    at_goodput = np.interp(row.goodput, line.rate, line.attainment)
+    assert at_goodput == pytest.approx(0.9, abs=0.01)

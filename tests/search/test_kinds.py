@@ -138,3 +138,13 @@ def test_windows_are_followed_and_not_sampled(label):
     assert row.attainment >= 0.895
     assert row.refined is not None
     assert row.refined.error == 0.0
+
+
+def test_the_kv_policy_reaches_the_formulas():
+    """Admission with room for the prompt lets more requests in than room for all tokens."""
+    full = make_problem(ttft=5.0, kv_policy="preempt"), make_problem(ttft=5.0)
+    goodputs = []
+    for problem in full:
+        grid = aggregated_grid(problem, "colocated", 1)
+        goodputs.append(float(score_grid(grid, question_of(problem)).goodput.max()))
+    assert goodputs[0] > 1.02 * goodputs[1]

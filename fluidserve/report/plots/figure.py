@@ -1,6 +1,6 @@
 """Pictures as files: PNG or SVG, complete or not there at all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from fluidserve.io.files import check_target, complete_file
 from fluidserve.problem import Problem
 from fluidserve.report.plots import panels, points
 from fluidserve.results import DeploymentResult
+from fluidserve.search.aggregated import Candidates
 from fluidserve.specs.deployment import Pool
 from fluidserve.verify.crosscheck import requests_for
 
@@ -30,14 +31,16 @@ def check_plot(path: str) -> None:
     check_target(path, "--plot")
 
 
-def plot_plan(path: str, problem: Problem, budget: int, best: DeploymentResult) -> None:
+def plot_plan(
+    path: str, problem: Problem, grids: Iterable[Candidates], best: DeploymentResult
+) -> None:
     """Trade-offs over the budget, and the best deployment: rate, time line, roofline.
 
     Raises:
       InputError: the file cannot be written.
     """
     figure, axes = new_figure(3)
-    trade = points.tradeoff(problem, budget)
+    trade = points.tradeoff(problem, grids)
     panels.draw_tradeoff(axes[0][0], trade, "ttft", problem.slo)
     panels.draw_tradeoff(axes[1][0], trade, "tpot", problem.slo)
     _draw_deployment([axes[0][1], axes[1][1], axes[0][2], axes[1][2]], problem, best)
@@ -77,7 +80,7 @@ def _draw_deployment(axes: list[Any], problem: Problem, row: DeploymentResult) -
     """Draws four panels; returns the requests of the time line."""
     deployment, label = row.deployment, row.deployment.label
     reach = row.goodput if row.goodput > 0 else row.rate
-    line = points.curve(problem, deployment, reach)
+    line = points.curve(problem, row, reach)
     requests = requests_for(problem, row)
     runs = points.simulated_curve(problem, deployment, reach, requests)
     panels.draw_attainment(axes[0], line, runs, problem.slo, reach, label)

@@ -1,7 +1,7 @@
 """The numbers behind the pictures: formulas over loads and rates, simulated runs, the roofline."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,8 +9,10 @@ from fluidserve.deploy.latency import quantile_of
 from fluidserve.eventsim import simulate
 from fluidserve.eventsim.records import Records
 from fluidserve.problem import Problem
-from fluidserve.search.plan import Candidates, grid_for, grids_of
-from fluidserve.search.score import describe_rows, question_of, score_grid
+from fluidserve.results import DeploymentResult
+from fluidserve.search.aggregated import Candidates
+from fluidserve.search.plan import at_rates, score_refined
+from fluidserve.search.score import describe_rows, question_of
 from fluidserve.specs.deployment import Deployment, Pool
 from fluidserve.timing.intensity import arithmetic_intensity
 from fluidserve.timing.interference import iteration_time
@@ -105,13 +107,13 @@ class Interference:
     context: float
 
 
-def tradeoff(problem: Problem, budget: int) -> Tradeoff:
-    """The better deployments of a budget at `LOADS` of their goodput, of all kinds.
+def tradeoff(problem: Problem, grids: Iterable[Candidates]) -> Tradeoff:
+    """The better candidates of each kind at `LOADS` of their goodput.
 
     Of each kind those with most goodput per GPU are taken, at most 600; of budgets that are
     screened, those of the deployments that a plan scores.
     """
-    parts = [_at_loads(problem, grid) for grid in grids_of(problem, budget).values()]
+    parts = [_at_loads(problem, grid) for grid in grids]
     return Tradeoff(
         labels=[label for part in parts for label in part.labels],
         **{
@@ -127,13 +129,15 @@ def _at_loads(problem: Problem, grid: Candidates) -> Tradeoff:
     if not len(grid):
         nothing = np.empty(0)
         return Tradeoff(nothing, nothing, nothing, nothing.astype(bool), nothing.astype(int), [])
-    goodput = score_grid(grid, question).goodput
+    scores, refined = score_refined(problem, grid, question)
+    goodput = scores.goodput
     serving = np.flatnonzero(goodput > 0)
     per_gpu = goodput[serving] / grid.gpus[serving]
     rows = serving[np.argsort(-per_gpu, kind="stable")][:_CANDIDATES]
     rates = np.outer(LOADS, goodput[rows]).ravel()
     every = np.tile(rows, len(LOADS))
-    found = describe_rows(grid, question, every, rates)
+    factor = 1.0 if refined is None else refined.factor[every]
+    found = describe_rows(grid, question, every, rates / factor)
     return Tradeoff(
         throughput=rates / grid.gpus[every],
         ttft=found.latencies.ttft[quantile_of(problem.slo, "ttft")[0]],
@@ -160,11 +164,10 @@ def pareto_front(cost: np.ndarray, value: np.ndarray) -> np.ndarray:
     return order[value[order] > best]
 
 
-def curve(problem: Problem, deployment: Deployment, goodput: float) -> Curve:
-    """A deployment from an idle system to a quarter beyond its goodput, 1/s."""
-    grid, question = grid_for(problem, deployment), question_of(problem)
+def curve(problem: Problem, row: DeploymentResult, goodput: float) -> Curve:
+    """A deployment from an idle system to a quarter beyond a goodput, 1/s."""
     rates = np.linspace(0.02, _BEYOND, _RATES) * goodput
-    found = describe_rows(grid, question, np.zeros(_RATES, int), rates)
+    found = at_rates(problem, row, rates)
     return Curve(
         rate=rates,
         attainment=found.asked.attainment,
