@@ -19,7 +19,7 @@ from fluidserve.search.score import as_arrays
 from fluidserve.specs.applications import application_names, find_application, synthetic_workload
 from fluidserve.specs.lengths import LengthBins, length_bins
 from fluidserve.specs.slo import Slo
-from fluidserve.timing.instance import Instance, System
+from fluidserve.timing.instance import AggregatedSystem, Instance, System
 from fluidserve.timing.kv import kv_shape, token_bytes
 from fluidserve.timing.profile import load_profile
 
@@ -33,7 +33,7 @@ class Case(NamedTuple):
     """A chunk of candidates.
 
     Attributes:
-      system: deployments.
+      system: deployments, of one kind.
       bins: lengths that all of them serve.
       slo: promises.
       arrival_scv: squared coefficients of variation between arrivals.
@@ -41,7 +41,7 @@ class Case(NamedTuple):
       count: requests of a horizon or users of a closed loop; unused by the other programs.
     """
 
-    system: System
+    system: System | AggregatedSystem
     bins: LengthBins
     slo: Slo
     arrival_scv: Any
@@ -107,9 +107,28 @@ def draw(program: Program, kind: str, rng: np.random.Generator) -> Case:
     pool = pool_of(program.profile, program.windows)
     plausible = kind == "plausible"
     bins, prefill = _served(pool, plausible, rng)
+    build = _one_pool if program.together else _two_pools
+    system = build(program, pool, float(bins.longest), prefill, plausible, rng)
+    count = _whole(rng, 0.0, 4.0 if plausible else 6.0)
+    scv = rng.choice([0.0, 0.3, 1.0, 1.0, 1.0, 3.0, 10.0, 100.0], CHUNK)
+    if not program.e2e:
+        bins = dataclasses.replace(bins, gap_nodes=None)
+    case = Case(system, bins, _slo(program, plausible, rng), scv, _shares(plausible, rng), count)
+    return as_arrays(case)
+
+
+def _two_pools(
+    program: Program,
+    pool: Pool,
+    longest: float,
+    prefill: np.ndarray,
+    plausible: bool,
+    rng: np.random.Generator,
+) -> System:
+    """Disaggregated deployments with so many tokens in the longest request."""
     # a decode instance of the same model, often another shape on another GPU
     if plausible:
-        fits = np.flatnonzero(pool.instances.kv_capacity >= float(bins.longest))
+        fits = np.flatnonzero(pool.instances.kv_capacity >= longest)
         model = pool.model[fits]
         first = np.searchsorted(model, pool.model[prefill])
         last = np.searchsorted(model, pool.model[prefill], side="right")
@@ -117,11 +136,11 @@ def draw(program: Program, kind: str, rng: np.random.Generator) -> Case:
     else:
         decode = rng.integers(len(pool.model), size=CHUNK)
     of_model = pool.model[prefill]
-    system = System(
+    return System(
         prefill=_taken(pool.instances, prefill, plausible, rng),
         decode=_taken(pool.instances, decode, plausible, rng),
-        n_prefill=np.floor(_log(rng, 0.0, np.log10(LARGEST_POOL + 0.5))),
-        n_decode=np.floor(_log(rng, 0.0, 2.0 if plausible else 4.0)),
+        n_prefill=_whole(rng, 0.0, np.log10(LARGEST_POOL + 0.5)),
+        n_decode=_whole(rng, 0.0, 2.0 if plausible else 4.0),
         kv_bytes_per_token=pool.kv_bytes[of_model] if plausible else _log(rng, 2.0, 7.0),
         link_bandwidth=_link(plausible, rng),
         handover_overhead=np.where(
@@ -129,7 +148,7 @@ def draw(program: Program, kind: str, rng: np.random.Generator) -> Case:
             0.0,
             _log(rng, -4.0, -2.0) if plausible else _log(rng, -6.0, 0.0),
         ),
-        max_batch=np.floor(_log(rng, 0.0, 3.1 if plausible else 5.0)),
+        max_batch=_whole(rng, 0.0, 3.1 if plausible else 5.0),
         prefill_batch=program.prefill_batch,
         prefill_tokens=_log(rng, 2.0, 4.5) if program.prefill_batch > 1 else None,
         first_token=program.first_token,
@@ -137,12 +156,31 @@ def draw(program: Program, kind: str, rng: np.random.Generator) -> Case:
         prefix_hit=rng.uniform(0.0, 0.999, CHUNK) if program.windows else None,
         kv=jax.tree.map(lambda leaf: leaf[of_model], pool.kv),
     )
-    count = np.floor(_log(rng, 0.0, 4.0 if plausible else 6.0))
-    scv = rng.choice([0.0, 0.3, 1.0, 1.0, 1.0, 3.0, 10.0, 100.0], CHUNK)
-    if not program.e2e:
-        bins = dataclasses.replace(bins, gap_nodes=None)
-    case = Case(system, bins, _slo(program, plausible, rng), scv, _shares(plausible, rng), count)
-    return as_arrays(case)
+
+
+def _one_pool(
+    program: Program,
+    pool: Pool,
+    longest: float,
+    index: np.ndarray,
+    plausible: bool,
+    rng: np.random.Generator,
+) -> AggregatedSystem:
+    """Deployments whose instances do both phases."""
+    chunked = program.together == "chunked"
+    return AggregatedSystem(
+        instance=_taken(pool.instances, index, plausible, rng),
+        replicas=_whole(rng, 0.0, 2.0 if plausible else 4.0),
+        max_batch=_whole(rng, 0.0, 3.1 if plausible else 5.0),
+        prefill_tokens=_whole(rng, 2.0, 4.5),
+        token_budget=_whole(rng, 1.5 if plausible else 0.0, 4.0) if chunked else None,
+        dispatch=program.dispatch,
+    )
+
+
+def _whole(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    """Counts whose decimal logarithm is uniform."""
+    return np.floor(_log(rng, low, high))
 
 
 def _log(rng: np.random.Generator, low: float, high: float) -> np.ndarray:

@@ -3,11 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from fluidserve.deploy import aggregated_latency as _registers_latencies  # noqa: F401
+from fluidserve.deploy.aggregated import (
+    AggregatedPlan,
+    aggregated_at,
+    aggregated_metrics,
+    largest_aggregated_rate,
+    prepare_aggregated,
+)
 from fluidserve.deploy.closed_loop import closed_state
 from fluidserve.deploy.disaggregated import (
     Plan,
@@ -36,6 +44,13 @@ class Program:
       answer: metrics of a plan under a promise, given a rate over the saturating one, that rate in
         1/s, and a count.
       part: candidates, as a share of all.
+      profile: of the step times.
+      first_token: where the first token leaves.
+      dispatch: how requests are spread.
+      prefill_batch: most prompts in a pass.
+      windows: whether the models have sliding windows or the like, and prompts a cached prefix.
+      e2e: whether there is a limit on end-to-end latency, and percentiles for each limit.
+      together: how instances do both phases; empty where they do one.
     """
 
     name: str
@@ -47,11 +62,15 @@ class Program:
     prefill_batch: int = 1
     windows: bool = False
     e2e: bool = False
+    together: Literal["", "prompts first", "chunked"] = ""
 
 
-def at_a_rate(plan: Plan, slo: Slo, share: Any, upper: Any, count: Any) -> Any:
+def at_a_rate(plan: Plan | AggregatedPlan, slo: Slo, share: Any, upper: Any, count: Any) -> Any:
     """Metrics and mean latencies at a rate."""
     rate = share * upper
+    if isinstance(plan, AggregatedPlan):
+        together = aggregated_at(plan, rate)
+        return aggregated_metrics(plan, slo, together), latencies(plan, together, 0, slo)
     state = at_rate(plan, rate, max_replicas=LARGEST_POOL)
     return metrics_of(plan, slo, rate, state), latencies(plan, state, 0, slo)
 
@@ -78,12 +97,12 @@ def closed_loop(plan: Plan, slo: Slo, share: Any, upper: Any, count: Any) -> Any
 
 
 PROGRAMS = (
-    Program("paper, first token from prefill", at_a_rate, 0.2, profile="paper"),
+    Program("paper, first token from prefill", at_a_rate, 0.19, profile="paper"),
     Program(
-        "paper, first token from decode", at_a_rate, 0.2, profile="paper", first_token="decode"
+        "paper, first token from decode", at_a_rate, 0.19, profile="paper", first_token="decode"
     ),
-    Program("default, first token from prefill", at_a_rate, 0.2),
-    Program("default, first token from decode", at_a_rate, 0.2, first_token="decode"),
+    Program("default, first token from prefill", at_a_rate, 0.19),
+    Program("default, first token from decode", at_a_rate, 0.19, first_token="decode"),
     Program("sliding windows, prefix cache", at_a_rate, 0.05, windows=True, first_token="decode"),
     Program("end to end, percentiles", at_a_rate, 0.02, e2e=True, first_token="decode"),
     Program("prefill batches", at_a_rate, 0.03, prefill_batch=32),
@@ -93,6 +112,8 @@ PROGRAMS = (
     Program("goodput", goodput, 0.01, first_token="decode"),
     Program("first requests", first_requests, 0.01, first_token="decode"),
     Program("closed loop", closed_loop, 0.01),
+    Program("colocated", at_a_rate, 0.02, together="prompts first"),
+    Program("chunked", at_a_rate, 0.02, together="chunked"),
 )
 
 
@@ -103,8 +124,12 @@ def compiled(program: Program, **jit_options: Any) -> Callable[..., Any]:
     """
 
     def answer(system: Any, bins: Any, slo: Slo, arrival_scv: Any, share: Any, count: Any) -> Any:
-        plan = prepare(system, bins, arrival_scv)
-        upper = functools.reduce(jnp.minimum, largest_rate(plan))
+        if program.together:
+            plan = prepare_aggregated(system, bins, arrival_scv)
+            upper = largest_aggregated_rate(plan)
+        else:
+            plan = prepare(system, bins, arrival_scv)
+            upper = functools.reduce(jnp.minimum, largest_rate(plan))
         found = program.answer(plan, slo, share, upper, count)
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(found)), found
 

@@ -64,6 +64,7 @@ from fluidserve.stages.prefill import (
 from fluidserve.stages.split import scv_at_one
 from fluidserve.timing.instance import AggregatedSystem
 
+_LEAST_BATCH = 1e-6
 _NODES = (0.2113249, 0.7886751)
 """Parts of a running step that are still to come, for two halves of the arrivals (Gauss)."""
 
@@ -228,7 +229,8 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
         arrival_scv=plan.arrival_scv,
         dispatch=system.dispatch,
     )
-    mixed = beside(times, instance, plan.lengths, decode.batch / instance.pp, 0.0 * rate)
+    lane = jnp.maximum(decode.batch / instance.pp, _LEAST_BATCH)
+    mixed = beside(times, instance, plan.lengths, lane, 0.0 * rate)
     taken = jnp.clip(with_bubbles(per_instance * mixed.added, instance.pp), 0.0, 1.0)
     mixed = dataclasses.replace(mixed, crowd=taken)
     shape, extra = chunked_shape(mixed, plan.bins, system.prefix_hit)
@@ -236,6 +238,7 @@ def _in_pieces(plan: AggregatedPlan, rate) -> AggregatedState:
     share = jnp.reshape(plan.bins.in_share, (-1, *([1] * jnp.ndim(rate))))
     typical = jnp.sum(share * extra, axis=0)
     square = jnp.sum(share * extra**2, axis=0) - (1.0 - arrivals) * typical**2
+    square = jnp.maximum(square, 0.0)  # equal prompts in equal gaps cancel
     left = jnp.maximum(1.0 - taken, LEAST_LEFT)
     alone = mixed.alone * instance.pp
     last = jnp.minimum(shape.mean, mixed.full) * instance.pp

@@ -179,7 +179,8 @@ class Behind:
 
         def improve(_, batch):
             outside = lag + self.handover(self.rate_with(batch))
-            return requests / (k + k * outside / (steps * self.step(batch)))
+            inside = steps * self.step(batch)
+            return requests / k * (inside / (inside + outside))
 
         batch = lax.fori_loop(0, _ITERATIONS, improve, requests / k)
         batch = jnp.minimum(batch, self.full_batch)

@@ -48,6 +48,7 @@ LEAST_RATE = 1e-18
 """Rates, 1/s, below which nothing comes: what is divided by them has finite slopes in float32."""
 
 _NEWTON_STEPS = 6
+_LEAST_SLOPE, _LEAST_SPREAD = 1e-18, 1e-30
 _FULL = 1.0 - 1e-3
 _SMALLEST_VARIABILITY = 1e-3
 _SHORTEST_REST = 0.25
@@ -344,7 +345,7 @@ def _settle(instance, lengths, demand, shift, room, spread):
         if instance.curved:
             variance, tangent = spread(n, slope), slope
             time, slope = _over_batches(instance, lengths, n, shift, variance, tangent)
-            unequal = unequal * jnp.minimum(slope / jnp.maximum(tangent, 1e-30), 1.0)
+            unequal = unequal * jnp.minimum(slope / jnp.maximum(tangent, _LEAST_SLOPE), 1.0)
         value = n - demand * (time + unequal)
         moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
         return jnp.clip(moved, 0.0, room), slope, per_token, unequal
@@ -410,6 +411,7 @@ def step_growth(
     time, growth = jax.linearize(stage, *where)
     per_request, per_token = growth(one, one * lengths.context), growth(0.0 * one, one)
     spread = per_request**2 + per_token**2 * lane * lengths.context_var
+    spread = jnp.maximum(spread, _LEAST_SPREAD)
     crowded = -jnp.expm1(-jnp.maximum(batch - 1.0, 0.0) / instance.pp)
     return time * instance.pp, per_request, per_token, crowded * excess * jnp.sqrt(spread)
 
