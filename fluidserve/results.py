@@ -265,6 +265,53 @@ class PlanResult:
     screening: Screening | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ScaleResult:
+    """How far all limits of a promise can be tightened for a deployment at a rate.
+
+    Attributes:
+      deployment: what is deployed.
+      kind: ``disaggregated``, ``colocated`` or ``chunked``.
+      rate: arrival rate, 1/s.
+      formulas: least factor on all limits by the formulas.
+      simulated: the same by the event simulator, and the ends of its 95% interval, infinite from a
+        single run; None where it was not asked for.
+    """
+
+    deployment: Deployment
+    kind: Kind
+    rate: float
+    formulas: float
+    simulated: tuple[float, float, float] | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all pools."""
+        return self.deployment.gpus
+
+    @property
+    def scale(self) -> float:
+        """The simulated factor where there is one, else that of the formulas."""
+        return self.formulas if self.simulated is None else self.simulated[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        value, low, high = (None, None, None) if self.simulated is None else self.simulated
+        return finite_json(
+            {
+                "label": self.deployment.label,
+                "kind": self.kind,
+                "gpus": self.gpus,
+                "rate": self.rate,
+                "slo_scale": self.scale,
+                "formulas": self.formulas,
+                "simulated": value,
+                "simulated_low": low,
+                "simulated_high": high,
+            }
+        )
+
+
 def finite_json(value: Any) -> Any:
     """A copy in which every number that JSON cannot hold is None.
 

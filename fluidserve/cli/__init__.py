@@ -87,6 +87,28 @@ def _curve(**flags: Any) -> None:
     run(flags)
 
 
+@app.command("scale")
+@options.takes(
+    {
+        name: options.QUESTION[name]
+        for name in ("model", "gpu", "gpu_spec", "gpus", "kind", "config")
+    },
+    options.TRAFFIC,
+    {name: hint for name, hint in options.PROMISE.items() if name != "horizon"},
+    options.ENGINE,
+    options.SCALE,
+    {name: options.ANSWER[name] for name in ("verify", "json")},
+)
+def _scale(**flags: Any) -> None:
+    """Show by which factor all limits can be tightened at a rate per GPU, for each kind.
+
+    --verify K simulates the first K of each kind by the formulas (default 3) and takes the best.
+    """
+    from fluidserve.cli.scale import run
+
+    run(flags)
+
+
 @app.command("fit")
 @options.takes(options.FIT, options.MEMORY, {"json": options.ANSWER["json"]})
 def _fit(**flags: Any) -> None:

@@ -141,6 +141,16 @@ CURVE = _options(
         "requests": ("N", "Requests of each simulated point (default: what its error needs)."),
     },
 )  # fmt: skip
+SCALED = ("model", "gpu", "gpu_spec", "gpus", "kind", "config")
+"""Of a question, what there is besides the rate per GPU."""
+SCALE = _options(
+    "Scale",
+    {
+        "deployment": ("LABELS", "Deployments, separated by commas (default: the best of each "
+                       "kind within --gpus)."),
+        "rates_per_gpu": ("R,R", "Requests/s that each GPU gets, one table for each."),
+    },
+)  # fmt: skip
 ANSWER = _options(
     "Answer",
     {

@@ -184,6 +184,7 @@ class Inputs(BaseModel):
         out.
       deployment: label of the deployment to simulate; several, separated by commas, for curves.
       rates: rates of a curve, 1/s.
+      rates_per_gpu: of an SLO scale, 1/s for each GPU.
       requests: requests to simulate.
       seed: seed of the simulation.
       as_json: print one JSON object; spelled ``json`` outside.
@@ -233,6 +234,7 @@ class Inputs(BaseModel):
     verify: Count | None = Field(None, ge=0, le=1000)
     deployment: str | None = None
     rates: Rates = ()
+    rates_per_gpu: Rates = ()
     requests: Count = Field(20_000, ge=100, le=1_000_000)
     seed: Count = Field(0, ge=0, lt=2**63)
     as_json: bool = Field(False, alias="json")

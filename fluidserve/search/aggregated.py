@@ -284,7 +284,24 @@ def _call(
     of: AggregatedGrid | None = None,
 ) -> Scores:
     """Runs the compiled program on some rows, the one of the grid `of` where given."""
-    room = room_of(_SMALLEST_ROOM, len(of or grid))
+    arrays = program_arrays(grid, question, rows, rates, room=len(of or grid))
+    found = score_aggregated(*arrays, len(rows), quantile_steps, kv_policy=grid.kv_policy)
+    return cut(found, len(rows))
+
+
+def program_arrays(
+    grid: AggregatedGrid, question: Question, rows: np.ndarray, rates: np.ndarray, *, room: int
+) -> tuple[Question, Instance, AggregatedPicks, Leaf]:
+    """What compiled programs take of the candidates `rows` at `rates`, 1/s.
+
+    Args:
+      grid: the candidates.
+      question: what they share.
+      rows: some of them.
+      rates: theirs, 1/s.
+      room: candidates that the arrays must at least have room for.
+    """
+    room = room_of(_SMALLEST_ROOM, room)
     in_pieces = grid.kind == "chunked"
     picks = AggregatedPicks(
         shape=padded(grid.shape[rows], room, np.int32),
@@ -304,6 +321,4 @@ def _call(
         kv=None,
     )
     stacked = stack_shapes(grid.shapes, MAX_SHAPES)
-    arrays = as_arrays((question, stacked, picks, float(grid.prefill_tokens)))
-    found = score_aggregated(*arrays, len(rows), quantile_steps, kv_policy=grid.kv_policy)
-    return cut(found, len(rows))
+    return as_arrays((question, stacked, picks, float(grid.prefill_tokens)))

@@ -415,11 +415,17 @@ def _call(
 
     Arrays are padded to the room of the whole grid, so that few programs are ever compiled.
     """
-    room = room_of(_SMALLEST_ROOM, max(len(grid), grid.room))
-    picks = picks_of(grid, rows, rates, room)
-    arrays = as_arrays((question, grid.stacked(), picks))
+    arrays = program_arrays(grid, question, rows, rates)
     found = score(*arrays, len(rows), quantile_steps, max_replicas=replica_bound(of or grid))
     return cut(found, len(rows))
+
+
+def program_arrays(
+    grid: Grid, question: Question, rows: np.ndarray, rates: np.ndarray
+) -> tuple[Question, Instance, Picks]:
+    """What compiled programs take of the candidates `rows` at `rates`, 1/s."""
+    room = room_of(_SMALLEST_ROOM, max(len(grid), grid.room))
+    return as_arrays((question, grid.stacked(), picks_of(grid, rows, rates, room)))
 
 
 def picks_of(grid: Grid, rows: np.ndarray, rates: np.ndarray, room: int) -> Picks:

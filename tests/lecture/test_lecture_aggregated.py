@@ -8,6 +8,7 @@ from fluidserve.eventsim import attainment, goodput, simulate, simulate_first
 from fluidserve.problem import Problem, engine_for
 from fluidserve.specs.applications import find_application, synthetic_workload
 from fluidserve.specs.deployment import parse_label
+from fluidserve.specs.scale import least_scale
 from fluidserve.specs.slo import Slo
 
 
@@ -96,7 +97,7 @@ def test_attainment_collapses_while_throughput_rises():
 
 def test_tightest_limits_at_one_request_per_second():
     r = served("1C tp1", 1.0)
-    scale = np.quantile(np.maximum(r.ttft / 0.25, r.tpot / 0.1), 0.9)
+    scale = least_scale(CHAT.slo, ttft=r.ttft, tpot=r.tpot, e2e=r.e2e, n_out=r.n_out)
     assert scale == row("slo-scale-coloc").expected
 
 

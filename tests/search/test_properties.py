@@ -30,7 +30,12 @@ WITHOUT_WINDOWS = [name for name in model_names() if kv_shape(find_model(name)) 
 SMOOTH = 2e-4
 """What the search for the root leaves open, where attainment jumps."""
 BUSY_LINK = 0.6
-DOCUMENTED = {"prefill instances": (0.01, 0.1), "peak": (0.01, 0.1), "bandwidth": (0.01, 0.1)}
+DOCUMENTED = {
+    "prefill instances": (0.01, 0.1),
+    "decode instances": (1e-3, SMOOTH),
+    "peak": (0.01, 0.1),
+    "bandwidth": (0.01, 0.1),
+}
 """How far goodput may fall by the formulas, with a calm and with a busy link (docs/accuracy.md)."""
 
 profile_of = functools.cache(load_profile)
@@ -180,14 +185,14 @@ FACTORS, UNITS = logs(1.01, 4.0), logs(0.1, 10.0)
 LINKS = logs(1e8, 5e10)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, derandomize=True)
 @given(asked=questions("default", LINKS), factor=FACTORS, unit=UNITS)
 def test_more_is_not_less_where_decode_makes_the_first_token(asked, factor, unit):
     rates, load = goodputs(asked, factor, unit)
     check(rates, load, unit, falls=("prompt", "output"))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, derandomize=True)
 @given(asked=questions("paper", st.just(np.inf)), factor=FACTORS, unit=UNITS)
 def test_more_is_not_less_where_prefill_makes_the_first_token(asked, factor, unit):
     """Behind an infinite link; longer answers dilute what comes before them, so they are left out.
