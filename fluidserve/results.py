@@ -312,6 +312,60 @@ class ScaleResult:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class OfflineResult:
+    """Throughput of a deployment where all requests are there from the start.
+
+    Attributes:
+      deployment: what is deployed.
+      kind: ``disaggregated``, ``colocated`` or ``chunked``.
+      formulas: requests finished per second by the formulas.
+      rate: the same by the event simulator, mean over runs, 1/s.
+      interval: its 95% interval, 1/s.
+      tokens: mean prompt and output tokens of a request.
+      binding: what is full, a label of `fluidserve.status.Binding`.
+    """
+
+    deployment: Deployment
+    kind: Kind
+    formulas: float
+    rate: float
+    interval: tuple[float, float]
+    tokens: tuple[float, float]
+    binding: str
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all pools."""
+        return self.deployment.gpus
+
+    @property
+    def output_token_rate(self) -> float:
+        """Output tokens per second."""
+        return self.rate * self.tokens[1]
+
+    @property
+    def token_rate_per_gpu(self) -> float:
+        """Tokens of prompts and outputs together, per second and GPU."""
+        return self.rate * sum(self.tokens) / self.gpus
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return finite_json(
+            {
+                "label": self.deployment.label,
+                "kind": self.kind,
+                "gpus": self.gpus,
+                "rate": self.rate,
+                "rate_interval": list(self.interval),
+                "formulas": self.formulas,
+                "output_token_rate": self.output_token_rate,
+                "token_rate_per_gpu": self.token_rate_per_gpu,
+                "binding": self.binding,
+            }
+        )
+
+
 def finite_json(value: Any) -> Any:
     """A copy in which every number that JSON cannot hold is None.
 

@@ -40,9 +40,19 @@ def _root(
 
 
 @app.command("plan")
-@options.takes(options.QUESTION, options.TRAFFIC, options.PROMISE, options.ENGINE, options.ANSWER)
+@options.takes(
+    options.QUESTION,
+    options.OFFLINE,
+    options.TRAFFIC,
+    options.PROMISE,
+    options.ENGINE,
+    options.ANSWER,
+)
 def _plan(**flags: Any) -> None:
-    """Rank deployments: the most goodput within --gpus, or the fewest GPUs that serve --rate."""
+    """Rank deployments: the most goodput within --gpus, or the fewest GPUs that serve --rate.
+
+    --offline asks for the most tokens/s within --gpus instead, without any limit.
+    """
     from fluidserve.cli.plan import run
 
     run(flags)

@@ -59,6 +59,19 @@ QUESTION = _options(
         "config": ("FILE", "TOML file with these names as keys; flags go before it."),
     },
 )  # fmt: skip
+
+
+def _switch(panel: str, name: str, text: str) -> Any:
+    """An option without a value."""
+    option = typer.Option(f"--{name}", help=text, rich_help_panel=panel, show_default=False)
+    return Annotated[bool | None, option]
+
+
+OFFLINE = {
+    "offline": _switch(
+        "Question", "offline", "No limits: the most tokens/s, all requests there from the start."
+    )
+}
 TRAFFIC = _options(
     "Traffic: --isl and --osl, or --app, or --trace",
     {
@@ -160,13 +173,5 @@ ANSWER = _options(
         "plot": ("FILE", "Also draw the answer, .png or .svg."),
     },
 ) | {
-    "json": Annotated[
-        bool | None,
-        typer.Option(
-            "--json",
-            help="Print one JSON object and nothing else.",
-            rich_help_panel="Answer",
-            show_default=False,
-        ),
-    ]
+    "json": _switch("Answer", "json", "Print one JSON object and nothing else."),
 }

@@ -43,6 +43,11 @@ def run(flags: dict[str, Any]) -> None:
     problems, notes = build_problems(inputs)
     for text in notes:
         note(text)
+    if inputs.offline:
+        from fluidserve.cli.offline import run_offline
+
+        run_offline(inputs, problems, profile_json(problems[0]))
+        return
     rate = asked_rate(inputs, problems[0].workload)
     progress(f"scoring deployments of up to {budget} GPUs ...")
     if len(problems) > 1:

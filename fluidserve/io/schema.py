@@ -162,6 +162,7 @@ class Inputs(BaseModel):
       horizon: judge the first so many requests into an empty system; steady state when left out.
       rate: arrival rate to serve, 1/s.
       rate_of: which rate of the traffic to serve instead.
+      offline: no limits, all requests there from the start.
       concurrency: users of a closed loop, who each send the next request when the last has ended.
       arrival_cv: coefficient of variation of the times between arrivals.
       prefix_hit: share of the prompt tokens found in the prefix cache.
@@ -213,6 +214,7 @@ class Inputs(BaseModel):
     horizon: Count | None = Field(None, ge=10, le=1_000_000)
     rate: Rate | None = None
     rate_of: Annotated[RateOf, BeforeValidator(_lower)] | None = None
+    offline: bool = False
     concurrency: Count | None = Field(None, ge=1, le=MOST_USERS)
     arrival_cv: Number | None = Field(None, ge=0, le=10)
     prefix_hit: Number | None = Field(None, ge=0, lt=1)
@@ -282,8 +284,13 @@ class Inputs(BaseModel):
     @model_validator(mode="after")
     def _some_limit(self) -> Self:
         limits = [limit for limit in self._limits if limit is not None]
+        if self.offline:
+            return self
         if not limits:
-            raise InputError("no limit: give at least one of --ttft, --tpot, --e2e and --itl")
+            raise InputError(
+                "no limit: give at least one of --ttft, --tpot, --e2e and --itl, or --offline for "
+                "the most tokens/s without any"
+            )
         if "attainment" in self.model_fields_set and all(x.share is not None for x in limits):
             raise InputError(
                 "--attainment is of limits without a percentile, and each limit has one; leave "
@@ -299,6 +306,24 @@ class Inputs(BaseModel):
                 "--itl and --horizon are given together; the formulas for the first requests have "
                 "no single gaps, give one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _offline_waits_for_nobody(self) -> Self:
+        if not self.offline:
+            return self
+        names = ("ttft", "tpot", "e2e", "itl", "rate", "rate_of", "concurrency", "horizon")
+        names = (*names, "max_gpus", "deployment", "plot", "csv", "arrival_cv")
+        for name in names:
+            if getattr(self, name) is not None:
+                raise InputError(
+                    f"--offline and {flag(name)} are given together; offline there are no limits "
+                    "and no arrivals, only --gpus"
+                )
+        if "attainment" in self.model_fields_set:
+            raise InputError("--offline and --attainment are given together; there are no limits")
+        if self.gpus is None:
+            raise InputError("--offline: give --gpus N, the budget")
         return self
 
     @model_validator(mode="after")

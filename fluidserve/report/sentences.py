@@ -53,14 +53,17 @@ def question_sentence(problem: Problem) -> str:
     engine = problem.engine
     cv = math.sqrt(float(problem.workload.arrival_scv))
     arrivals = "Poisson arrivals" if cv == 1 else f"arrivals with cv {cv:.3g}"
+    if not limits_of(problem.slo):
+        arrivals = "all requests there from the start"
     if problem.workload.concurrency is not None:
         arrivals = f"closed loop of {problem.workload.concurrency:,} users"
     if problem.horizon is not None:
         arrivals += f", the first {problem.horizon:,} requests into an empty system"
     rule = "" if engine.dispatch == "shared" else f", dispatch {engine.dispatch}"
+    promised = promise_phrase(problem.slo) or "no limits"
     return (
         f"{problem.model.name} on {_marked(problem)}, {problem.workload.name}, {arrivals}, "
-        f"{promise_phrase(problem.slo)}, link {format_bandwidth(engine.link_bandwidth)}{rule}."
+        f"{promised}, link {format_bandwidth(engine.link_bandwidth)}{rule}."
     )
 
 

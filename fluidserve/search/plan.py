@@ -76,7 +76,8 @@ def plan(
     began = time.perf_counter()
     grids = grids_of(problem, budget, kinds, token_budgets, least_goodput(rate, fewest=fewest))
     result = answer_kinds(problem, grids, budget=budget, rate=rate, fewest=fewest, top=top)
-    return dataclasses.replace(result, seconds=time.perf_counter() - began)
+    failed = absent_kinds(budget, kinds) | result.failed_kinds
+    return dataclasses.replace(result, failed_kinds=failed, seconds=time.perf_counter() - began)
 
 
 def kinds_of(problem: Problem) -> tuple[Kind, ...]:
@@ -121,6 +122,13 @@ def grids_of(
         else aggregated_grid(problem, kind, budget, token_budgets=token_budgets)
         for kind in asked
     }
+
+
+def absent_kinds(budget: int, kinds: Sequence[Kind] | None) -> dict[Kind, str]:
+    """Kinds that `grids_of` leaves out of a comparison of all, and why."""
+    if kinds is None and budget < 2:
+        return {"disaggregated": "it needs at least 2 GPUs"}
+    return {}
 
 
 def grid_of(problem: Problem, budget: int, least: float | None = None) -> Grid:

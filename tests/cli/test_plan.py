@@ -303,3 +303,32 @@ def test_advice_names_no_pools_where_there_are_none(ask):
     out = ask("plan", kind="chunked", token_budgets="1024").out
     (advice,) = (line for line in out.splitlines() if line.startswith("What limits it: "))
     assert not any(pool in advice for pool in ("prefill instances", "decode instances"))
+
+
+def test_offline_there_is_no_limit(ask):
+    free = dict(ttft=None, tpot=None, kind=None, token_budgets="512,2048", verify=None)
+    answer = ask("plan", "--offline", "--json", gpus="2", **free)
+    assert answer.code == 0
+    best = answer.json["best_of_kind"]
+    assert set(best) == {"disaggregated", "colocated", "chunked"}
+    per_gpu = {kind: row["token_rate_per_gpu"] for kind, row in best.items()}
+    assert per_gpu["chunked"] == max(per_gpu.values())
+    assert answer.json["deployments"][0]["rate"] == max(row["rate"] for row in best.values())
+    alone = ask("plan", "--offline", gpus="1", **free)
+    assert "No disaggregated deployment: it needs at least 2 GPUs." in alone.out
+    assert "tokens/s per GPU" in alone.out
+
+
+def test_one_gpu_is_told_that_pools_need_two(ask):
+    answer = ask("plan", gpus="1", kind=None, token_budgets="512")
+    assert answer.code == 0
+    assert "No disaggregated deployment: it needs at least 2 GPUs." in answer.out
+
+
+def test_offline_takes_no_limits(ask):
+    assert "--offline and --ttft are given together" in ask("plan", "--offline").err
+    nothing = dict(ttft=None, tpot=None)
+    assert "or --offline" in ask("plan", **nothing).err
+    answer = ask("plan", "--offline", gpus=None, **nothing)
+    assert answer.code == 2
+    assert "give --gpus N" in answer.err
