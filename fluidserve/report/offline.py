@@ -51,7 +51,7 @@ def offline_sentences(found: Mapping[Kind, Sequence[OfflineResult]]) -> list[str
         f"{three_digits(first.token_rate_per_gpu)} tokens/s per GPU, prompts included"
         + "".join(f", {text}" for text in told)
         + ".",
-        "req/s: event simulator, all requests there from the start, mean of three runs ± half a 95% "
-        "interval; formulas: the rate that fills the instances, an upper bound where large pieces "
-        "of prompts meet full memory.",
+        "req/s: event simulator, all requests there from the start, mean of three runs ± half a "
+        "95% interval; formulas: the rate that fills the instances, an upper bound where large "
+        "pieces of prompts meet full memory.",
     ]
