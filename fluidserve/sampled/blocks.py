@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-WIDTHS = (16, 64, 256)
+WIDTHS = (4, 16, 64, 256)
 """Lanes of a program; beyond 256 their state leaves the caches of a core."""
 
 

@@ -36,6 +36,8 @@ TIE = 0.01
 """Goodputs this close, as a share of the larger, cannot be told apart by the formulas."""
 
 _LEAST = 1e-30
+_NEARLY = 0.95
+"""Share of a wanted goodput from which on a candidate may turn out to reach it."""
 
 
 def plan(
@@ -208,8 +210,8 @@ def answer(
     if not len(grid):
         raise nothing_fits(problem, grid, budget)
     question = question_of(problem)
-    scores, refined = score_refined(problem, grid, question)
     least = least_goodput(rate, fewest=fewest)
+    scores, refined = score_refined(problem, grid, question, least)
     order = rank(scores.goodput, grid.gpus, least)
     if not len(order):
         raise nothing_serves(problem, grid, question, scores, rate)
@@ -261,13 +263,25 @@ def analyse(problem: Problem, deployment: Deployment, rate: float | None) -> Dep
 
 
 def score_refined(
-    problem: Problem, grid: Candidates, question: Question
+    problem: Problem, grid: Candidates, question: Question, least: float | None = None
 ) -> tuple[Scores, Refinement | None]:
-    """Scores after the refining tier, and what that found; None where it has no say."""
+    """Scores after the refining tier, and what that found; None where it has no say.
+
+    Args:
+      problem: the question.
+      grid: candidates.
+      question: what they share.
+      least: goodput from which on fewer GPUs are better, 1/s; None where more goodput is.
+    """
     scores = score_grid(grid, question)
     if not isinstance(grid, AggregatedGrid) or not (scores.goodput > 0).any():
         return scores, None
-    refined = refine(problem, grid, question, np.asarray(scores.goodput, float))
+
+    def ranked(goodput: np.ndarray) -> np.ndarray:
+        enough = None if least is None else _NEARLY * least
+        return rank(goodput, grid.gpus, enough)
+
+    refined = refine(problem, grid, question, np.asarray(scores.goodput, float), ranked)
     return refined.applied(scores), refined
 
 

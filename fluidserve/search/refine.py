@@ -3,12 +3,14 @@
 Candidates of one shape and token budget differ only in their number of instances. One instance of
 each serves sampled requests, and what that says of the formulas' goodput, as a factor on the rate,
 is taken to hold for any number of instances. The engines of `fluidserve.sampled` serve all shapes
-at once. What they do not have (pipelines, windows, preemption, limits on single gaps) goes through
-the event simulator, one by one, but only what would come out on top; the rest takes the worst
-factor found there.
+at once. What then comes out on top serves more requests, with all its instances. What the engines
+do not have (pipelines, windows, preemption, limits on single gaps) goes through the event
+simulator, one by one, but only what would come out on top; the rest takes the worst factor found
+there.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -17,16 +19,16 @@ from fluidserve.errors import InputError
 from fluidserve.eventsim import goodput as simulated_goodput
 from fluidserve.problem import Problem
 from fluidserve.results import Refined
-from fluidserve.sampled.aggregated import check_aggregated
+from fluidserve.sampled.aggregated import MOST_ENGINES, check_aggregated
 from fluidserve.sampled.goodput import goodput as sampled_goodput
-from fluidserve.sampled.trace import REQUESTS, draw_trace
+from fluidserve.sampled.trace import REQUESTS, SEEDS, draw_trace
 from fluidserve.search.aggregated import AggregatedGrid, score_aggregated_grid
 from fluidserve.search.score import Question, Scores
 from fluidserve.status import Doubt
 from fluidserve.timing.instance import AggregatedSystem
 
-SEEDS = (0, 1)
-"""Of the two traces that every candidate is served on."""
+_TRACES = 2
+"""Traces that a candidate is served on."""
 _NOISY = 0.03
 _FARTHEST = 4.0
 _LARGE, _LONG = 60.0, 6000
@@ -35,6 +37,7 @@ _CONTENDING = 0.6
 """Goodput per GPU, as a share of the best, from which on an error of the formulas matters."""
 _ONE_BY_ONE = 4
 _ON_TOP = 3
+_FINALISTS, _ROUNDS = 3, 2
 _REQUESTS = 1000
 _TOLERANCE = 0.02
 
@@ -70,15 +73,20 @@ class Refinement:
 
 
 def refine(
-    problem: Problem, grid: AggregatedGrid, question: Question, goodput: np.ndarray
+    problem: Problem,
+    grid: AggregatedGrid,
+    question: Question,
+    goodput: np.ndarray,
+    ranked: Callable[[np.ndarray], np.ndarray],
 ) -> Refinement:
-    """Serves requests with one instance of each shape and token budget of a grid.
+    """Serves requests: one instance of each shape and token budget, then all of the best.
 
     Args:
       problem: the question.
       grid: the candidates, not empty.
       question: what they share.
       goodput: theirs by the formulas, 1/s.
+      ranked: candidates in the order of the answer, best first, given their goodputs.
     """
     pairs = np.stack([grid.shape, grid.token_budget], axis=1)
     kept, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -94,26 +102,52 @@ def refine(
     per_gpu = formulas / alone.gpus
     rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
     held = float(np.max(scores.metrics.batch[rows], initial=0.0))
-    _sample(problem, alone, question, rows, found, _LONG if held > _LARGE else REQUESTS)
-    for _ in range(_ONE_BY_ONE):
-        order = np.argsort(-goodput * found.factor[inverse], kind="stable")[:_ON_TOP]
-        left = [int(i) for i in inverse[order] if not found.served[i] and formulas[i] > 0]
-        if not left:
+    if len(kept) > _FINALISTS:
+        requests = _LONG if held > _LARGE else REQUESTS
+        _sample(problem, alone, question, rows, found, formulas, requests)
+    whole, tried = _Found(goodput), np.zeros(len(grid), bool)
+    for _ in range(_ROUNDS):
+        guess = goodput * whole.or_else(found, inverse).factor
+        order = ranked(guess)[:_FINALISTS]
+        left = order[flat[inverse[order]] & ~tried[order] & (grid.replicas[order] <= MOST_ENGINES)]
+        if not len(left):
             break
-        _simulate(problem, alone, left[0], found)
+        tried[left] = True
+        _sample(problem, grid, question, left, whole, guess, _LONG)
+    for _ in range(_ONE_BY_ONE):
+        known = whole.or_else(found, inverse)
+        order = ranked(goodput * known.factor)[:_ON_TOP]
+        single = inverse[order[~known.served[order] & (formulas[inverse[order]] > 0)]]
+        if not len(single):
+            break
+        _simulate(problem, alone, int(single[0]), found)
     found.spread_the_worst(~flat)
-    return Refinement(
-        factor=found.factor[inverse], error=found.error[inverse], served=found.served[inverse]
-    )
+    known = whole.or_else(found, inverse)
+    return Refinement(factor=known.factor, error=known.error, served=known.served)
 
 
 class _Found:
-    """Factors of single instances while they are being found."""
+    """Factors while they are being found; arrays of one length.
+
+    Attributes:
+      formulas: goodputs that they are on, 1/s.
+      factor: goodput found over that.
+      error: its standard error.
+      served: whether it is what served requests say.
+    """
 
     def __init__(self, formulas: np.ndarray):
         self.formulas = formulas
         self.factor, self.error = np.ones(len(formulas)), np.zeros(len(formulas))
         self.served = np.zeros(len(formulas), bool)
+
+    def or_else(self, single: "_Found", inverse: np.ndarray) -> "_Found":
+        """What is known of candidates: their own, or what single instances say."""
+        known = _Found(self.formulas)
+        for name in ("factor", "error", "served"):
+            other = getattr(single, name)[inverse]
+            setattr(known, name, np.where(self.served, getattr(self, name), other))
+        return known
 
     def take(self, rows: np.ndarray, value: np.ndarray, error: np.ndarray) -> None:
         """Takes in goodputs and their errors, 1/s, as far as they can be believed."""
@@ -137,6 +171,7 @@ def _sample(
     question: Question,
     rows: np.ndarray,
     found: _Found,
+    guess: np.ndarray,
     requests: int,
 ) -> None:
     """Serves `requests` with many candidates at once, where the sampled engines can."""
@@ -147,8 +182,8 @@ def _sample(
         check_aggregated(system)
     except InputError:
         return
-    traces = [draw_trace(problem.workload, seed=seed, requests=requests) for seed in SEEDS]
-    served = sampled_goodput(system, problem.slo, traces, guess=found.formulas[rows])
+    drawn = [draw_trace(problem.workload, seed=s, requests=requests) for s in SEEDS[:_TRACES]]
+    served = sampled_goodput(system, problem.slo, drawn, guess=guess[rows])
     value = np.where(served.bracketed, served.value, 0.0)
     found.take(rows, value, served.error)
 
@@ -170,12 +205,12 @@ def _simulate(problem: Problem, grid: AggregatedGrid, row: int, found: _Found) -
 
 
 def _systems(grid: AggregatedGrid, question: Question, rows: np.ndarray) -> AggregatedSystem:
-    """One instance of each of some candidates, as a batch."""
+    """Some candidates as a batch."""
     instances = [grid.shapes[i].instance for i in grid.shape[rows]]
     one = np.ones(len(rows))
     return AggregatedSystem(
         instance=jax.tree.map(lambda *x: np.asarray(x, float), *instances),
-        replicas=one,
+        replicas=one * grid.replicas[rows],
         max_batch=one * float(question.max_batch),
         prefill_tokens=one * grid.prefill_tokens,
         token_budget=one * grid.token_budget[rows] if grid.kind == "chunked" else None,
