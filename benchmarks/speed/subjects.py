@@ -10,6 +10,7 @@ from benchmarks.speed.cases import PROFILES, grid_for, problem_for, rows_of, sin
 from benchmarks.speed.registry import Finding, Row, Throughput, measurement
 from benchmarks.speed.timing import timed
 from fluidserve.eventsim import simulate
+from fluidserve.search.aggregated import aggregated_grid
 from fluidserve.search.pairs import attainment_of_all, goodput_of_pairs
 from fluidserve.search.rates import attain_grid
 from fluidserve.search.score import question_of, score_grid
@@ -106,6 +107,19 @@ def grids() -> Iterator[Row]:
             yield Throughput(what, len(grid), time)
         slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
         yield Finding(f"slope of log CPU time over log candidates, {told}", f"{slope:.2f}")
+
+
+@measurement("kinds")
+def kinds() -> Iterator[Row]:
+    """The same of whole grids of colocated and chunked candidates."""
+    for profile, told in PROFILES.items():
+        problem = problem_for(profile)
+        question = question_of(problem)
+        for kind in ("colocated", "chunked"):
+            grid = aggregated_grid(problem, kind, BUDGETS[-1])
+            time = timed(lambda q=question, g=grid: score_grid(g, q))
+            what = f"goodput and status from scratch, {BUDGETS[-1]} GPUs, {kind}, {told}"
+            yield Throughput(what, len(grid), time)
 
 
 @measurement("simulator")
