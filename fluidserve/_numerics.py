@@ -1,5 +1,7 @@
 """Small numerical tools, written for Python floats, NumPy and JAX arrays alike."""
 
+import functools
+
 import numpy as np
 
 from fluidserve._typing import Number
@@ -37,7 +39,7 @@ def p_norm(a: Number, b: Number, p: Number) -> Number:
             a, b = b, a
         return a * (1.0 + (b / a) ** p) ** (1.0 / p) if a > 0.0 else 0.0
     top = maximum(a, b)
-    smaller = power(minimum(a, b) / _or_one(top), p)
+    smaller = power(ratio(minimum(a, b), _or_one(top)), p)
     return top * power(1.0 + smaller, 1.0 / p)
 
 
@@ -48,6 +50,33 @@ def _or_one(x: Number) -> Number:
     import jax.numpy as jnp
 
     return jnp.where(x > 0.0, x, 1.0)
+
+
+def ratio(a: Number, b: Number) -> Number:
+    """``a / b`` for tiny `b` as well, where the derivatives of a plain quotient overflow.
+
+    Those multiply by ``b**-2``, the second ones by ``b**-3``, before `a` makes them small again.
+    """
+    if isinstance(a, _EAGER) and isinstance(b, _EAGER):
+        return a / b
+    return _differentiable_ratio()(a, b)
+
+
+@functools.cache
+def _differentiable_ratio():
+    import jax
+
+    @jax.custom_jvp
+    def quotient(a, b):
+        return a / b
+
+    @quotient.defjvp
+    def _(primals, tangents):
+        (a, b), (da, db) = primals, tangents
+        value = a / b
+        return value, (da - value * db) / b
+
+    return quotient
 
 
 def power(base: Number, exponent: Number) -> Number:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
@@ -190,7 +190,8 @@ def ttft_mean(plan: Plan, state: State) -> Float[Array, "*c"]:
     """Mean TTFT, s; ``inf`` where a stage that it passes is overloaded."""
     until = 4 if plan.system.first_token == "decode" else 2
     # a request whose only token leaves with prefill is in no later phase
-    return jnp.sum(_reached(plan, state)[:until], axis=0)
+    times, carried = _reached(plan, state)
+    return jnp.where(carried, jnp.sum(times[:until], axis=0), jnp.inf)
 
 
 @functools.singledispatch
@@ -200,15 +201,21 @@ def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
     A mean over all requests: those whose only token leaves with prefill spend no time behind it.
     ``inf`` where any stage is overloaded, but for phases that no request is in.
     """
-    times = _reached(plan, state)
+    times, carried = _reached(plan, state)
     share = decoded_share(plan)
     # nobody gets there where every request has one token, however overloaded it would be
-    behind = jnp.where(share > 0.0, times[2:], 0.0) * share
-    return jnp.concatenate([times[:2], behind])
+    some = share > 0.0
+    behind = jnp.where(some, times[2:], 0.0) * share
+    return jnp.concatenate(
+        [
+            jnp.where(carried, times[:2], jnp.inf),
+            jnp.where(carried | ~some, behind, jnp.inf),
+        ]
+    )
 
 
-def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
-    """The same over the requests that reach a phase."""
+def _reached(plan: Plan, state: State) -> tuple[Float[Array, "p *c"], Bool[Array, "*c"]]:
+    """The same over the requests that reach a phase, and whether all stages carry the rate."""
     prefill, decode = state.prefill, state.decode
     steps = plan.lengths.mean_steps / jnp.maximum(decoded_share(plan), 1e-6)
     times = (
@@ -220,7 +227,7 @@ def _reached(plan: Plan, state: State) -> Float[Array, "p *c"]:
     )
     # an overloaded decode pool or link fills the prefill memory in the end
     carried = (prefill.load < 1.0) & (decode.full < 1.0) & (state.link.load < 1.0)
-    return jnp.where(carried, jnp.stack(jnp.broadcast_arrays(*times)), jnp.inf)
+    return jnp.stack(jnp.broadcast_arrays(*times)), carried
 
 
 @functools.singledispatch

@@ -25,6 +25,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
+from fluidserve._numerics import ratio
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 
@@ -129,7 +130,7 @@ def closed_law(
         number=number,
         away=away,
         weight=weight,
-        seen=weight * back / jnp.maximum(jnp.sum(weight * back, axis=0), _LEAST),
+        seen=ratio(weight * back, jnp.maximum(jnp.sum(weight * back, axis=0), _LEAST)),
         rate=rate,
     )
 

@@ -34,6 +34,7 @@ import numpy as np
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
+from fluidserve._numerics import ratio
 from fluidserve._typing import Leaf
 from fluidserve.queueing.mgn import RAREST, WaitFit, fast_rate
 
@@ -120,7 +121,7 @@ def fit_jsq(
     busy = busy + jnp.maximum(rho - busy, 0.0) * blind
     stretch = 1.0 + (stages - 1.0) * (0.03 + 0.4 * c)
     uneven = 0.208 * jnp.maximum(several, 1e-6) ** 1.287 + several * c * (0.2355 + 0.507 * idle)
-    once = (shared.mean / jnp.maximum(shared.busy, RAREST) + uneven) * stretch
+    once = (ratio(shared.mean, jnp.maximum(shared.busy, RAREST)) + uneven) * stretch
     level = jnp.log1p(-jnp.minimum(c * shared.decay, 1.0 - 1e-6))
     decay = -jnp.expm1(servers * level) / (c * servers) / stretch
     # a wait that is hardly more than a residual service ends sooner than any exponential

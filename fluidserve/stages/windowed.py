@@ -151,7 +151,9 @@ def _cells(bins: LengthBins, kv: KvShape) -> tuple[Float[Array, "q m ..."], ...]
     within = jnp.sum(share, axis=0)
     given = share / jnp.where(within > 0.0, within, 1.0)
     mean = jnp.sum(given * bins.in_mean[:, None], axis=0)
-    prompt = bins.in_mean[:, None] * (bins.in_given_out / jnp.where(mean > 0.0, mean, 1.0))
+    # nobody is in an empty bin, but the cubes of its prompts have to be finite
+    scale = jnp.where(mean > 0.0, bins.in_given_out / jnp.where(mean > 0.0, mean, 1.0), 1.0)
+    prompt = bins.in_mean[:, None] * scale
     spread = jnp.broadcast_to(bins.in_var[:, None], prompt.shape)
     spread = spread + bins.in_square_given_out - jnp.sum(given * (prompt**2 + spread), axis=0)
     gap_spread = jnp.maximum(bins.gap_square - bins.gap_mean**2, 0.0)
