@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluidserve._typing import Leaf
+from fluidserve.errors import InputError
 from fluidserve.sampled.blocks import in_blocks
 from fluidserve.sampled.margin import attainments, margin, spare_growth
 from fluidserve.sampled.search import EVALUATIONS, search
@@ -58,8 +59,11 @@ def goodput(
       evaluations: of every candidate at least; see `fluidserve.sampled.search.search`.
 
     Raises:
-      InputError: see `fluidserve.sampled.serve.program_for`.
+      InputError: a limit on ITL, which is not searched here, or what
+        `fluidserve.sampled.serve.program_for` raises.
     """
+    if slo.itl is not None:
+        raise InputError("sampled: itl: gaps are measured at a rate (`measure`), not searched")
     program = program_for(system, traces)
     system, slo, guess = stacked((system, slo, guess))
     shape = guess.shape

@@ -106,3 +106,8 @@ def test_without_a_limit_on_ttft_the_backlog_decides():
 def test_what_the_loop_does_not_have_is_refused(label, engine, part):
     with pytest.raises(InputError, match=f"sampled: {part}: only"):
         goodput(system_of(problem_of("paper", **engine), label), Slo(), TRACES, guess=1.0)
+
+
+def test_limits_on_single_gaps_are_refused():
+    with pytest.raises(InputError, match="gaps are measured at a rate"):
+        goodput(SYSTEM, Slo(ttft=0.25, itl=0.1), TRACES, guess=6.0)
