@@ -102,7 +102,7 @@ def refine(
     per_gpu = formulas / alone.gpus
     rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
     held = float(np.max(scores.metrics.batch[rows], initial=0.0))
-    if len(kept) > _FINALISTS:
+    if len(rows) > _FINALISTS:
         requests = _LONG if held > _LARGE else REQUESTS
         _sample(problem, alone, question, rows, found, formulas, requests)
     whole, tried = _Found(goodput), np.zeros(len(grid), bool)
