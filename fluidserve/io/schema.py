@@ -82,6 +82,7 @@ def _quantity(unit: str, *, allow_inf: bool = False) -> BeforeValidator:
 
 
 RateOf = Literal["mean", "peak-60s", "peak-10s"]
+AskedKind = Literal["disaggregated", "colocated", "chunked", "all"]
 
 
 def _limit(value: Any, info: ValidationInfo) -> Limit | None:
@@ -229,7 +230,7 @@ class Inputs(BaseModel):
     prefill_tokens: Count | None = Field(None, ge=1, le=10_000_000)
     prefill_batch: Count | None = Field(None, ge=1, le=1_000_000)
     dispatch: Annotated[Dispatch, BeforeValidator(_lower)] = "shared"
-    kind: Annotated[Kind | Literal["all"], BeforeValidator(_lower)] = "all"
+    kind: Annotated[AskedKind, BeforeValidator(_lower)] = "all"
     token_budgets: TokenBudgets = TOKEN_BUDGETS
     kv_policy: Annotated[KvPolicy, BeforeValidator(_lower)] = "reserve"
     top: Count = Field(10, ge=1, le=1000)
