@@ -161,7 +161,7 @@ def _balanced(weight, busy, out, back):
     gained = jnp.sum(jnp.where(busy, 0.0, surplus), axis=0)
     lost = jnp.sum(jnp.where(busy, -surplus, 0.0), axis=0)
     sound = (lost > 1e-6 * jnp.sum(weight * out, axis=0)) & (gained > 0.0)
-    factor = jnp.where(sound, gained / jnp.where(sound, lost, 1.0), 1.0)
+    factor = jnp.where(sound, ratio(gained, jnp.where(sound, lost, 1.0)), 1.0)
     weight = weight * jnp.where(busy, jnp.clip(factor, 0.05, 20.0), 1.0)
     return weight / jnp.sum(weight, axis=0)
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fluidserve._numerics import ratio
 from fluidserve._pytree import pytree
 from fluidserve._typing import Leaf
 from fluidserve.specs.deployment import Dispatch
@@ -296,7 +297,8 @@ def decode_state(
     step_one, step_full = step_time(instance, lengths, ends)
     step_full = step_full + unequal
     full = demand * step_full / room
-    step = jnp.clip(batch / jnp.where(demand > LEAST_RATE, demand, 1.0), step_one, step_full)
+    per_demand = ratio(batch, jnp.where(demand > LEAST_RATE, demand, 1.0))
+    step = jnp.clip(per_demand, step_one, step_full)
     step_var = slope**2 * batch_var + per_token**2 * lengths.context_var * batch
 
     by_memory = slot_room(instance, lengths) < max_batch
@@ -345,7 +347,8 @@ def _settle(instance, lengths, demand, shift, room, spread):
         if instance.curved:
             variance, tangent = spread(n, slope), slope
             time, slope = _over_batches(instance, lengths, n, shift, variance, tangent)
-            unequal = unequal * jnp.minimum(slope / jnp.maximum(tangent, _LEAST_SLOPE), 1.0)
+            # a step may also get shorter with a batch that leaves less room for pieces of prompts
+            unequal = unequal * jnp.clip(slope / jnp.maximum(tangent, _LEAST_SLOPE), 0.0, 1.0)
         value = n - demand * (time + unequal)
         moved = n - value / jnp.maximum(1.0 - demand * slope, 1e-3)
         return jnp.clip(moved, 0.0, room), slope, per_token, unequal
