@@ -38,6 +38,8 @@ _CONTENDING = 0.6
 _ONE_BY_ONE = 4
 _ON_TOP = 3
 _FINALISTS, _ROUNDS = 3, 2
+_TURNS = 20
+"""Times that a trace must fill all batches: with fewer, the system is still filling."""
 _REQUESTS = 1000
 _TOLERANCE = 0.02
 
@@ -102,14 +104,16 @@ def refine(
     per_gpu = formulas / alone.gpus
     rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
     held = float(np.max(scores.metrics.batch[rows], initial=0.0))
-    if len(rows) > _FINALISTS:
+    inside = np.asarray(scores.metrics.batch)[inverse] * grid.replicas
+    small = (grid.replicas <= MOST_ENGINES) & (_TURNS * inside <= _LONG)
+    if len(rows) > _FINALISTS or not small.all():
         requests = _LONG if held > _LARGE else REQUESTS
         _sample(problem, alone, question, rows, found, formulas, requests)
     whole, tried = _Found(goodput), np.zeros(len(grid), bool)
     for _ in range(_ROUNDS):
         guess = goodput * whole.or_else(found, inverse).factor
         order = ranked(guess)[:_FINALISTS]
-        left = order[flat[inverse[order]] & ~tried[order] & (grid.replicas[order] <= MOST_ENGINES)]
+        left = order[flat[inverse[order]] & ~tried[order] & small[order]]
         if not len(left):
             break
         tried[left] = True
