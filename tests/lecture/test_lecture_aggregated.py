@@ -87,6 +87,7 @@ def test_attainment_collapses_while_throughput_rises():
         throughput.append(np.mean([300 / (t[400] - t[100]) for t in ends]))
         met.append(np.mean([attainment(r, CHAT.slo) for r in runs]))
         late.append(np.mean([attainment(r.window(), CHAT.slo) for r in runs]))
+    assert "at rate 8 throughput 4.1" in row("coloc-cliff").quantity
     assert (np.diff(throughput) > -0.02).all()
     assert throughput[-1] == pytest.approx(4.1, rel=0.1)
     assert min(met[:3]) > 0.8
