@@ -88,6 +88,8 @@ def simulated(
 
 def plus_minus(found: GoodputEstimate, over: float = 1.0) -> str:
     """A goodput with half its 95 % interval, both divided by `over`."""
+    if not found.value:
+        return "0"
     return f"{found.value / over:.3g} ±{(found.high - found.low) / 2 / over:.1g}"
 
 
@@ -108,10 +110,11 @@ def comparison(ours: Mapping[str, float | str]) -> str:
     for id, found in ours.items():
         row = ROWS[id]
         unit = "" if row["unit"] in ("", "1") else f" {row['unit']}"
+        said = "a trend" if row["value"] in ("1", "see quantity") else row["value"] + unit
         if isinstance(found, str):
-            off, said = "", row["value"] if row["value"] not in ("1", "see quantity") else "a trend"
+            off = ""
         else:
-            found, said = float(found), row["value"] + unit
+            found = float(found)
             off = f"{found / value(id) - 1.0:+.1%}".replace("-0.0%", "0.0%").replace("+0.0", "0.0")
             found = f"{found:,.4g}" + unit if found < 1e4 else f"{found:,.0f}" + unit
         cited = "test" if f'"{id}"' in tests else "here only"

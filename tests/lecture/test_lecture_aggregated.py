@@ -96,10 +96,13 @@ def test_attainment_collapses_while_throughput_rises():
     assert late[-1] < 0.05
 
 
-def test_tightest_limits_at_one_request_per_second():
-    r = served("1C tp1", 1.0)
+@pytest.mark.parametrize(
+    ("id", "label"), [("slo-scale-coloc", "1C tp1"), ("slo-scale-disagg", "1P1D tp2/tp1")]
+)
+def test_tightest_limits_at_one_request_per_second_and_gpu(id, label):
+    r = served(label, 1.0 * parse_label(label, gpu=A100.name).gpus)
     scale = least_scale(CHAT.slo, ttft=r.ttft, tpot=r.tpot, e2e=r.e2e, n_out=r.n_out)
-    assert scale == row("slo-scale-coloc").expected
+    assert scale == row(id).expected
 
 
 def test_pieces_help_summaries():
