@@ -87,6 +87,7 @@ def test_attainment_collapses_while_throughput_rises():
         throughput.append(np.mean([300 / (t[400] - t[100]) for t in ends]))
         met.append(np.mean([attainment(r, CHAT.slo) for r in runs]))
         late.append(np.mean([attainment(r.window(), CHAT.slo) for r in runs]))
+    assert "at rate 8 throughput 4.1" in row("coloc-cliff").quantity
     assert (np.diff(throughput) > -0.02).all()
     assert throughput[-1] == pytest.approx(4.1, rel=0.1)
     assert min(met[:3]) > 0.8
@@ -95,10 +96,13 @@ def test_attainment_collapses_while_throughput_rises():
     assert late[-1] < 0.05
 
 
-def test_tightest_limits_at_one_request_per_second():
-    r = served("1C tp1", 1.0)
+@pytest.mark.parametrize(
+    ("id", "label"), [("slo-scale-coloc", "1C tp1"), ("slo-scale-disagg", "1P1D tp2/tp1")]
+)
+def test_tightest_limits_at_one_request_per_second_and_gpu(id, label):
+    r = served(label, 1.0 * parse_label(label, gpu=A100.name).gpus)
     scale = least_scale(CHAT.slo, ttft=r.ttft, tpot=r.tpot, e2e=r.e2e, n_out=r.n_out)
-    assert scale == row("slo-scale-coloc").expected
+    assert scale == row(id).expected
 
 
 def test_pieces_help_summaries():

@@ -22,6 +22,15 @@ def test_every_formula_row_is_cited():
     assert wanted - elsewhere <= cited
 
 
+def test_every_row_on_phases_interference_and_ratios_is_shown():
+    """Experiments show rows that no formula meets alone, with our number beside the lecture's."""
+    pages = Path(__file__).parents[2].glob("experiments/0*/README.md")
+    shown = set(re.findall(r"^\| `([a-z0-9-]+)` \|", "\n".join(p.read_text() for p in pages), re.M))
+    early = {r.id for r in rows() if r.section[0] in "234"}
+    assert len(early) > 30
+    assert early <= shown
+
+
 def test_ids_are_unique():
     ids = [r.id for r in rows()]
     assert len(ids) == len(set(ids)) > 60
