@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from fluidserve._numerics import maximum, minimum, p_norm
+from fluidserve._numerics import maximum, minimum, p_norm, ratio
 
 positive = st.floats(1e-9, 1e9)
 
@@ -59,3 +59,16 @@ def test_p_norm_gradients():
     check_grads(lambda a, b: p_norm(a, b, 1.45), (0.3, 2.0), order=1, rtol=1e-6)
     slope = jax.grad(p_norm)(jnp.array(0.0), jnp.array(2.0), 1.45)
     assert slope == 0.0
+
+
+def test_ratio_gradients():
+    check_grads(ratio, (jnp.array(0.3), jnp.array(2.0)), order=2, rtol=1e-6)
+
+
+def test_derivatives_of_tiny_numbers_in_float32():
+    with jax.enable_x64(False):
+        rare = jnp.float32(1e-18)
+        assert float(jax.grad(lambda x: 1e3 * ratio(0.0 * rare, x))(rare)) == 0.0
+        short = jnp.float32(1.5e-13)
+        curvature = jax.grad(jax.grad(lambda x: p_norm(0.0 * x, x, 1.45)))(short)
+        assert float(curvature) == 0.0

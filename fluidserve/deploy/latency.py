@@ -204,13 +204,10 @@ def phases(plan: Plan, state: State) -> Float[Array, "p *c"]:
     times, carried = _reached(plan, state)
     share = decoded_share(plan)
     # nobody gets there where every request has one token, however overloaded it would be
-    some = share > 0.0
-    behind = jnp.where(some, times[2:], 0.0) * share
+    behind = jnp.where(share > 0.0, times[2:], 0.0) * share
+    endless = ~carried & (share > 0.0)
     return jnp.concatenate(
-        [
-            jnp.where(carried, times[:2], jnp.inf),
-            jnp.where(carried | ~some, behind, jnp.inf),
-        ]
+        [jnp.where(carried, times[:2], jnp.inf), jnp.where(endless, jnp.inf, behind)]
     )
 
 

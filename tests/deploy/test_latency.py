@@ -1,5 +1,6 @@
 """Quantiles and means of TTFT and TPOT: consistent with the shares, and with the simulator."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from analysis_helpers import inputs_of, make_problem, plan_of, quick_jit
 
 from fluidserve.deploy.disaggregated import at_rate, evaluate, tpot_met, ttft_within
-from fluidserve.deploy.latency import QUANTILES, latencies
+from fluidserve.deploy.latency import QUANTILES, latencies, phases
 from fluidserve.eventsim import simulate, summarise
 from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.deployment import parse_label
@@ -123,6 +124,18 @@ def test_overload_has_no_latency():
     _, found = _evaluate(plan_of(problem, "1P1D tp1/tp1"), slo, jnp.array(1e3))
     for leaf in jax.tree.leaves(found):
         assert np.isinf(leaf).all()
+
+
+def test_overload_has_no_slopes():
+    plan = plan_of(make_problem(), "1P1D tp1/tp1")
+
+    @quick_jit
+    @jax.grad
+    def slopes(bins):
+        changed = dataclasses.replace(plan, bins=bins)
+        return jnp.sum(phases(changed, at_rate(changed, jnp.array(1e3))))
+
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes(plan.bins)))
 
 
 def test_single_tokens_have_no_tpot():

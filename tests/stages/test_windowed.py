@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fluidserve.search.score import as_arrays
+from fluidserve.specs.applications import synthetic_workload
 from fluidserve.specs.lengths import length_bins
 from fluidserve.specs.workload import JointLengths
 from fluidserve.stages.decode import decode_lengths
@@ -79,3 +80,11 @@ def test_instances_stand_on_the_last_axis_and_are_picked():
         assert getattr(picked, name)[0] == pytest.approx(float(getattr(alone, name)), rel=1e-5)
     assert picked.windowed.slope[1] == pytest.approx(float(alone.windowed.slope), rel=1e-5)
     assert picked.mean_steps.shape == ()
+
+
+def test_prompts_of_any_length_are_finite_in_float32():
+    """No request has one token: the first output bin is empty."""
+    with jax.enable_x64(False):
+        bins = as_arrays(length_bins(synthetic_workload(1e7, 5e3, 3.0, 1.0).lengths))
+        found = decode_lengths(bins, "decode", shape(4096.0))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
