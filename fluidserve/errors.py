@@ -33,15 +33,18 @@ class NoFeasibleDeployment(Exception):
 
     @classmethod
     def of_all(
-        cls, message: str, failures: "Mapping[Any, NoFeasibleDeployment]"
+        cls, failures: "Mapping[Any, NoFeasibleDeployment]", message: str = ""
     ) -> "NoFeasibleDeployment":
-        """Several failures as one, each by its name."""
+        """Several failures as one, each by its name; without a message a single one as it is."""
+        first = next(iter(failures.values()))
+        if len(failures) == 1 and not message:
+            return first
         reasons: Counter[str] = Counter()
         for name, error in failures.items():
             reasons.update({f"{name}: {reason}": n for reason, n in error.reasons.items()})
         told = [f"{name}: {error.nearest}" for name, error in failures.items() if error.nearest]
         return cls(
-            message,
+            message or str(first),
             reasons=dict(reasons),
             nearest="; ".join(told),
             candidates=sum(error.candidates for error in failures.values()),

@@ -46,14 +46,15 @@ def scales() -> Scales:
         points = []
         for rate in RATES:
             try:
-                (rows,) = tightest(problem, grid, rate).values()
+                (rows,) = tightest(problem, grid, rate, budget=GPUS).values()
             except NoFeasibleDeployment:
                 break
             points.append((rate, rows[0].formulas))
             if rate == RATE:
                 named[label] = with_simulated_scale(problem, rows[0])
         curves[label] = points
-    every = tightest(problem, grids_of(problem, GPUS, None, (1024, 2048)), RATE, top=2)
+    grids = grids_of(problem, GPUS, None, (1024, 2048))
+    every = tightest(problem, grids, RATE, budget=GPUS, top=2)
     best = [
         min((with_simulated_scale(problem, row) for row in rows), key=lambda row: row.scale)
         for rows in every.values()

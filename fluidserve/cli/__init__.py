@@ -99,10 +99,7 @@ def _curve(**flags: Any) -> None:
 
 @app.command("scale")
 @options.takes(
-    {
-        name: options.QUESTION[name]
-        for name in ("model", "gpu", "gpu_spec", "gpus", "kind", "config")
-    },
+    options.SCALED,
     options.TRAFFIC,
     {name: hint for name, hint in options.PROMISE.items() if name != "horizon"},
     options.ENGINE,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fluidserve.cli.output import note, print_answer, print_json
-from fluidserve.cli.simulate import check_deployment
+from fluidserve.cli.question import check_deployment
 from fluidserve.io.describe import describe_model
 from fluidserve.io.load import build_problem, load_inputs, resolved
 from fluidserve.report.sentences import model_sentence, profile_sentence, question_sentence

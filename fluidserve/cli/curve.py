@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fluidserve import runtime
 from fluidserve.cli.files import check_files
 from fluidserve.cli.output import note, print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json, verify_count
-from fluidserve.cli.simulate import check_deployment
+from fluidserve.cli.question import named_deployments, start
 from fluidserve.errors import InputError
 from fluidserve.io.files import complete_file
-from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.io.load import load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.curves import curve_tables, curves_sentences, flat_points
@@ -22,7 +21,6 @@ from fluidserve.report.sentences import profile_sentence, question_sentence
 from fluidserve.report.traffic import traffic_json, traffic_sentences
 from fluidserve.results import DeploymentResult
 from fluidserve.search.plan import analyse, plan
-from fluidserve.specs.deployment import parse_label
 from fluidserve.verify.crosscheck import requests_for
 from fluidserve.verify.curves import Curve, curve_of, usual_rates
 
@@ -41,11 +39,7 @@ def run(flags: dict[str, Any]) -> None:
         raise InputError("--concurrency: curves are over arrival rates; leave it out")
     budget = inputs.budget if inputs.deployment is None else None
     check_files(inputs)
-    runtime.enable_cache()
-    runtime.set_precision("f32")
-    problem, notes = build_problem(inputs)
-    for text in notes:
-        note(text)
+    problem = start(inputs)
     with nothing_as_json(inputs, problem):
         rows = _rows(inputs, problem, budget)
     rates = np.array(inputs.rates) if inputs.rates else usual_rates(rows)
@@ -85,9 +79,7 @@ def _rows(inputs: Inputs, problem: Problem, budget: int | None) -> list[Deployme
         )
         return list(found.best_of_kind.values())
     rows = []
-    for label in str(inputs.deployment).split(","):
-        deployment = parse_label(label, gpu=problem.gpu.name)
-        check_deployment(problem, deployment, inputs)
+    for deployment in named_deployments(problem, inputs):
         idle = analyse(problem, deployment, _IDLE)
         rows.append(analyse(problem, deployment, None) if idle.goodput > 0 else idle)
     return rows

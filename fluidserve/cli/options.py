@@ -154,7 +154,7 @@ CURVE = _options(
         "requests": ("N", "Requests of each simulated point (default: what its error needs)."),
     },
 )  # fmt: skip
-SCALED = ("model", "gpu", "gpu_spec", "gpus", "kind", "config")
+SCALED = {name: QUESTION[name] for name in ("model", "gpu", "gpu_spec", "gpus", "kind", "config")}
 """Of a question, what there is besides the rate per GPU."""
 SCALE = _options(
     "Scale",

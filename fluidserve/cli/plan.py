@@ -46,7 +46,7 @@ def run(flags: dict[str, Any]) -> None:
     if inputs.offline:
         from fluidserve.cli.offline import run_offline
 
-        run_offline(inputs, problems, profile_json(problems[0]))
+        run_offline(inputs, problems)
         return
     rate = asked_rate(inputs, problems[0].workload)
     progress(f"scoring deployments of up to {budget} GPUs ...")

@@ -2,21 +2,21 @@
 
 from typing import Any
 
-from fluidserve import runtime
-from fluidserve.cli.output import note, print_answer, print_json, progress
+from fluidserve.cli.output import print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json, verify_count
-from fluidserve.cli.simulate import check_deployment
+from fluidserve.cli.question import named_deployments, start
 from fluidserve.errors import InputError
-from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.io.load import load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.problem import Problem
 from fluidserve.report.scale import scale_sentences, scale_table
 from fluidserve.report.sentences import profile_sentence, question_sentence
 from fluidserve.report.traffic import traffic_json, traffic_sentences
 from fluidserve.results import ScaleResult
+from fluidserve.search.aggregated import Candidates
 from fluidserve.search.plan import grid_for, grids_of
 from fluidserve.search.tightest import tightest
-from fluidserve.specs.deployment import parse_label
+from fluidserve.specs.deployment import Kind
 from fluidserve.verify.scale import with_simulated_scale
 
 
@@ -36,11 +36,7 @@ def run(flags: dict[str, Any]) -> None:
         raise InputError("give --rates-per-gpu R, the requests/s that each GPU gets")
     if inputs.gpus is None and inputs.deployment is None:
         raise InputError("give --gpus N for the best of each kind within N GPUs, or --deployment")
-    runtime.enable_cache()
-    runtime.set_precision("f32")
-    problem, notes = build_problem(inputs)
-    for text in notes:
-        note(text)
+    problem = start(inputs)
     with nothing_as_json(inputs, problem):
         found = {rate: _rows(inputs, problem, rate) for rate in inputs.rates_per_gpu}
     if inputs.as_json:
@@ -69,27 +65,20 @@ def _rows(inputs: Inputs, problem: Problem, rate_per_gpu: float) -> list[ScaleRe
     """The deployments that were named, or the tightest of each kind, tightest first."""
     count = verify_count(inputs)
     if inputs.deployment is not None:
-        groups = [_named(inputs, problem, text, rate_per_gpu) for text in _labels(inputs)]
-        return _simulated(problem, [row for rows in groups for row in rows], count)
+        rows: list[ScaleResult] = []
+        for deployment in named_deployments(problem, inputs):
+            grid: dict[Kind, Candidates] = {deployment.kind: grid_for(problem, deployment)}
+            found = tightest(problem, grid, rate_per_gpu, budget=deployment.gpus)
+            rows += found[deployment.kind]
+        return _simulated(problem, rows, count)
     assert inputs.gpus is not None
     progress(f"searching scales of deployments of up to {inputs.gpus} GPUs ...")
     grids = grids_of(problem, inputs.gpus, inputs.kinds, inputs.token_budgets)
-    found = tightest(problem, grids, rate_per_gpu, top=max(count, 1))
+    found = tightest(problem, grids, rate_per_gpu, budget=inputs.gpus, top=max(count, 1))
     best = [
         min(_simulated(problem, rows, count), key=lambda row: row.scale) for rows in found.values()
     ]
     return sorted(best, key=lambda row: row.scale)
-
-
-def _labels(inputs: Inputs) -> list[str]:
-    return str(inputs.deployment).split(",")
-
-
-def _named(inputs: Inputs, problem: Problem, label: str, rate_per_gpu: float) -> list[ScaleResult]:
-    deployment = parse_label(label, gpu=problem.gpu.name)
-    check_deployment(problem, deployment, inputs)
-    found = tightest(problem, {deployment.kind: grid_for(problem, deployment)}, rate_per_gpu)
-    return next(iter(found.values()))
 
 
 def _simulated(problem: Problem, rows: list[ScaleResult], count: int) -> list[ScaleResult]:

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Any
 
-from fluidserve import runtime
 from fluidserve.cli.files import check_files, write_files
-from fluidserve.cli.output import note, print_answer, print_json, progress
+from fluidserve.cli.output import print_answer, print_json, progress
 from fluidserve.cli.plan import nothing_as_json, profile_json
-from fluidserve.errors import InputError, NoFeasibleDeployment
+from fluidserve.cli.question import check_deployment, start
+from fluidserve.errors import InputError
 from fluidserve.eventsim import Summary
-from fluidserve.io.load import build_problem, load_inputs, resolved
+from fluidserve.io.load import load_inputs, resolved
 from fluidserve.io.schema import Inputs
 from fluidserve.io.traffic import asked_rate
 from fluidserve.problem import Problem
@@ -39,9 +39,8 @@ from fluidserve.report.traffic import (
     traffic_sentences,
 )
 from fluidserve.results import DeploymentResult
-from fluidserve.search.grid import misfit
 from fluidserve.search.plan import analyse
-from fluidserve.specs.deployment import Deployment, parse_label
+from fluidserve.specs.deployment import parse_label
 from fluidserve.verify.crosscheck import crosscheck, replay, with_check
 from fluidserve.verify.served import Served, serve
 
@@ -57,12 +56,8 @@ def run(flags: dict[str, Any]) -> None:
     if inputs.deployment is None:
         raise InputError("--deployment must be given, for example --deployment '3P1D tp2/tp4'")
     check_files(inputs)
-    runtime.enable_cache()
-    runtime.set_precision("f32")
-    problem, notes = build_problem(inputs)
+    problem = start(inputs)
     deployment = parse_label(inputs.deployment, gpu=problem.gpu.name)
-    for text in notes:
-        note(text)
     with nothing_as_json(inputs, problem):
         check_deployment(problem, deployment, inputs)
         row = analyse(problem, deployment, asked_rate(inputs, problem.workload))
@@ -77,29 +72,6 @@ def run(flags: dict[str, Any]) -> None:
         print_json(_as_json(inputs, problem, row, found))
     else:
         _print_answer(inputs, problem, row, found)
-
-
-def check_deployment(problem: Problem, deployment: Deployment, inputs: Inputs) -> None:
-    """Refuses a deployment that cannot be built.
-
-    Raises:
-      InputError: tp or pp that do not divide the model or the node, or more GPUs than the budget.
-      NoFeasibleDeployment: the model or a request does not fit into the memory.
-    """
-    for role, pool in deployment.pools.items():
-        instance = problem.instance(pool.tp, pool.pp)
-        reason = misfit(problem, instance, tp=pool.tp, pp=pool.pp)
-        if reason.startswith(("tp=", "pp=")):
-            raise InputError(f"--deployment {deployment.label}: {role} {reason}")
-        if reason:
-            raise NoFeasibleDeployment(
-                f"{problem.model.name} on the {role} instance of {deployment.label}: {reason}"
-            )
-    budget = inputs.gpus or inputs.max_gpus
-    if budget is not None and deployment.gpus > budget:
-        raise InputError(
-            f"--deployment {deployment.label} takes {deployment.gpus} GPUs; the budget is {budget}"
-        )
 
 
 def _print_answer(

@@ -323,6 +323,8 @@ class Inputs(BaseModel):
                 )
         if "attainment" in self.model_fields_set:
             raise InputError("--offline and --attainment are given together; there are no limits")
+        if self.verify is not None:
+            raise InputError("--offline simulates every row that it shows; leave --verify out")
         if self.gpus is None:
             raise InputError("--offline: give --gpus N, the budget")
         return self

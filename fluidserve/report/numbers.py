@@ -25,6 +25,17 @@ def three_digits(value: float) -> str:
     return f"{value:,.{max(digits, 0)}f}"
 
 
+def half_width(interval: tuple[float, float]) -> str:
+    """Half an interval, to follow its middle; nothing where there is none.
+
+    Example:
+      >>> half_width((0.5, 1.0)), half_width((-math.inf, math.inf))
+      (' ±0.25', '')
+    """
+    low, high = interval
+    return f" ±{(high - low) / 2:.2g}" if math.isfinite(high - low) else ""
+
+
 def tpot_seconds(times: Latency, attainment: float) -> list[float]:
     """Mean, P50, P90 and P99 of TPOT; ``nan`` where no request has a second token.
 

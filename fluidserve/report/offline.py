@@ -1,15 +1,13 @@
 """Offline throughput as a table and in sentences."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
 from fluidserve.report.layout import plain_table
-from fluidserve.report.numbers import three_digits
+from fluidserve.report.numbers import half_width, three_digits
 from fluidserve.results import OfflineResult
 from fluidserve.search.plan import TIE
-from fluidserve.specs.deployment import Kind
 
 
 def offline_table(rows: Sequence[OfflineResult]) -> Table:
@@ -20,12 +18,10 @@ def offline_table(rows: Sequence[OfflineResult]) -> Table:
     )
     table.add_column("full", min_width=8)
     for row in rows:
-        low, high = row.interval
-        half = f" ±{0.5 * (high - low):.1g}" if math.isfinite(high - low) else ""
         table.add_row(
             row.deployment.label,
             str(row.gpus),
-            three_digits(row.rate) + half,
+            three_digits(row.rate) + half_width(row.interval),
             three_digits(row.formulas),
             three_digits(row.output_token_rate),
             three_digits(row.token_rate_per_gpu),
@@ -34,10 +30,9 @@ def offline_table(rows: Sequence[OfflineResult]) -> Table:
     return table
 
 
-def offline_sentences(found: Mapping[Kind, Sequence[OfflineResult]]) -> list[str]:
+def offline_sentences(best: Iterable[OfflineResult]) -> list[str]:
     """Which kind finishes most tokens per GPU, and by how much."""
-    best = sorted((rows[0] for rows in found.values()), key=lambda r: -r.token_rate_per_gpu)
-    first, *others = best
+    first, *others = sorted(best, key=lambda row: -row.token_rate_per_gpu)
     told = []
     for row in others:
         more = first.token_rate_per_gpu / row.token_rate_per_gpu - 1.0

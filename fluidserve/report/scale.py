@@ -1,12 +1,11 @@
 """SLO scales as a table and in sentences."""
 
-import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from fluidserve.report.layout import plain_table
-from fluidserve.report.numbers import three_digits
+from fluidserve.report.numbers import half_width, three_digits
 from fluidserve.results import ScaleResult
 from fluidserve.search.plan import TIE
 from fluidserve.specs.slo import Slo, limits_of
@@ -39,8 +38,7 @@ def _simulated(row: ScaleResult) -> str:
     if row.simulated is None:
         return "-"
     value, low, high = row.simulated
-    half = f" ±{0.5 * (high - low):.1g}" if math.isfinite(high - low) else ""
-    return three_digits(value) + half
+    return three_digits(value) + half_width((low, high))
 
 
 def scale_sentences(rows: Sequence[ScaleResult], rate_per_gpu: float | None) -> list[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from fluidserve.eventsim import Quantiles, Summary, Utilisation
 from fluidserve.report.layout import CONFIDENCE_STYLE, plain_table
 from fluidserve.report.numbers import (
+    half_width,
     in_one_unit,
     large,
     percent,
@@ -85,7 +86,7 @@ def crosscheck_table(rows: Sequence[DeploymentResult], slo: Slo) -> Table:
         table.add_row(
             r.deployment.label,
             three_digits(claimed(r)),
-            three_digits(s.goodput) + _half_width(s.goodput_interval),
+            three_digits(s.goodput) + half_width(s.goodput_interval),
             f"{difference(r):+.0%}" if math.isfinite(difference(r)) else "-",
             *([] if wide else [f"{percent(r.attainment)}/{percent(s.attainment)}"]),
             *("/".join(texts[2 * i : 2 * i + 2]) for *_, texts in columns),
@@ -268,11 +269,6 @@ def pairs_table(values: dict[str, Any]) -> Table:
 
 def _bare_percent(share: float) -> str:
     return percent(share).removesuffix("%")
-
-
-def _half_width(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f" ±{(high - low) / 2:.2g}" if math.isfinite(high - low) else ""
 
 
 def _figures(times: Quantiles | Latency, share: float | None) -> list[float]:

@@ -7,6 +7,8 @@ as well. Prompts first and prompts in pieces are two programs, since their formu
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -222,9 +224,26 @@ def score_aggregated(
       kv_policy: what of its KV a request needs before it is admitted.
     """
 
-    def one_chunk(here: AggregatedPicks) -> Scores:
+    def scored(plan: AggregatedPlan, rate: Leaf) -> Scores:
+        return _score_plan(plan, question, rate, quantile_steps)
+
+    return over_plans(scored, question, shapes, picks, prefill_tokens, count, kv_policy)
+
+
+def over_plans(
+    evaluate: Callable[[AggregatedPlan, Leaf], Any],
+    question: Question,
+    shapes: Instance,
+    picks: AggregatedPicks,
+    prefill_tokens: Leaf,
+    count: Leaf,
+    kv_policy: KvPolicy,
+) -> Any:
+    """`fluidserve.search.score.over_plans` for these candidates."""
+
+    def one_chunk(here: AggregatedPicks) -> Any:
         plan = aggregated_candidates(question, shapes, here, prefill_tokens, kv_policy)
-        return _score_plan(plan, question, here.rate, quantile_steps)
+        return evaluate(plan, here.rate)
 
     return in_chunks(one_chunk, picks, count, CHUNK)
 

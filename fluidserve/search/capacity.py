@@ -10,9 +10,9 @@ from jaxtyping import Array, Float, Int
 from fluidserve.deploy.aggregated import largest_aggregated_rate
 from fluidserve.deploy.disaggregated import largest_rate
 from fluidserve.search import aggregated, score
-from fluidserve.search.aggregated import AggregatedGrid, AggregatedPicks, aggregated_candidates
+from fluidserve.search.aggregated import AggregatedGrid, AggregatedPicks
 from fluidserve.search.grid import Grid
-from fluidserve.search.score import Picks, Question, candidates, in_chunks
+from fluidserve.search.score import Picks, Question
 from fluidserve.specs.deployment import KvPolicy
 from fluidserve.status import Binding
 from fluidserve.timing.instance import Instance
@@ -50,12 +50,9 @@ def _of_aggregated(grid: AggregatedGrid, question: Question) -> tuple[np.ndarray
 @jax.jit
 def _of_pools(question: Question, shapes: Instance, picks: Picks, count: Array) -> Array:
     """The three limits of disaggregated candidates, (3, c)."""
-    prefill, lengths = score.shared_parts(question, shapes)
-
-    def one_chunk(here: Picks) -> Array:
-        return jnp.stack(largest_rate(candidates(question, shapes, prefill, lengths, here)))
-
-    return in_chunks(one_chunk, picks, count, score.CHUNK)
+    return score.over_plans(
+        lambda plan, _: jnp.stack(largest_rate(plan)), question, shapes, picks, count
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("kv_policy",))
@@ -69,9 +66,12 @@ def _of_instances(
     kv_policy: KvPolicy,
 ) -> Array:
     """The capacity of colocated and chunked candidates, (c,)."""
-
-    def one_chunk(here: AggregatedPicks) -> Array:
-        plan = aggregated_candidates(question, shapes, here, prefill_tokens, kv_policy)
-        return largest_aggregated_rate(plan)
-
-    return in_chunks(one_chunk, picks, count, aggregated.CHUNK)
+    return aggregated.over_plans(
+        lambda plan, _: largest_aggregated_rate(plan),
+        question,
+        shapes,
+        picks,
+        prefill_tokens,
+        count,
+        kv_policy,
+    )

@@ -81,7 +81,7 @@ def compare(
         seconds[problem.gpu.name] = time.perf_counter() - began
     if not plans:
         message = f"none of {', '.join(failures)} answers the question"
-        raise NoFeasibleDeployment.of_all(message, failures)
+        raise NoFeasibleDeployment.of_all(failures, message)
     best = {id(found.deployments[0]): name for name, found in plans.items()}
     ordered = _ranked([found.deployments[0] for found in plans.values()], least)
     names = [best[id(row)] for row in ordered]

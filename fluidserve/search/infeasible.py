@@ -1,6 +1,7 @@
 """Why no deployment answers a question: reasons counted, and the candidate that comes closest."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from fluidserve.problem import Problem
 from fluidserve.search.aggregated import Candidates
 from fluidserve.search.grid import Grid, smallest_fit
 from fluidserve.search.score import Question, Scores, describe_rows, question_of
+from fluidserve.specs.deployment import Kind
 from fluidserve.specs.slo import Slo, joint_limits, limits_of
 from fluidserve.status import Binding
 from fluidserve.units import format_time
@@ -33,6 +35,15 @@ def nothing_fits(problem: Problem, grid: Candidates, budget: int) -> NoFeasibleD
         f"{name} does not fit {'twice ' * twice}into {budget} {gpu}",
         reasons=reasons,
         nearest=nearest,
+    )
+
+
+def no_kind_fits(
+    problem: Problem, grids: Mapping[Kind, Candidates], budget: int
+) -> NoFeasibleDeployment:
+    """Why no kind has a candidate."""
+    return NoFeasibleDeployment.of_all(
+        {kind: nothing_fits(problem, grid, budget) for kind, grid in grids.items()}
     )
 
 

@@ -2,27 +2,27 @@
 
 The formulas say when instances are full; they take prompts to be computed beside decode as evenly
 as can be. A full engine alternates between long and short iterations instead, which costs up to a
-third where large pieces of prompts meet full KV memory. With all requests there from the start the
-event simulator needs a fraction of a second, so it has the last word on whatever could be best.
+quarter where large pieces of prompts meet full KV memory. With all requests there from the start
+the event simulator needs a fraction of a second, so it has the last word on whatever could be best.
 """
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from fluidserve.errors import NoFeasibleDeployment
 from fluidserve.eventsim.measure import estimate
 from fluidserve.eventsim.offline import offline_throughput
 from fluidserve.problem import Problem
 from fluidserve.results import OfflineResult
 from fluidserve.search.aggregated import AggregatedGrid, Candidates
 from fluidserve.search.capacity import capacities
-from fluidserve.search.infeasible import nothing_fits
+from fluidserve.search.infeasible import no_kind_fits
 from fluidserve.search.plan import rank
 from fluidserve.search.score import question_of
 from fluidserve.specs.deployment import Deployment, Disaggregated, Kind
 from fluidserve.status import Binding
+from fluidserve.timing.instance import System
 
 SEEDS = (0, 1, 2)
 _REQUESTS, _MOST_REQUESTS = 4000, 40_000
@@ -55,33 +55,29 @@ def offline(
         if len(grid):
             found[kind] = _first(problem, grid, top)
     if not found:
-        failures = {kind: nothing_fits(problem, grid, budget) for kind, grid in grids.items()}
-        first = next(iter(failures.values()))
-        if len(failures) == 1:
-            raise first
-        raise NoFeasibleDeployment.of_all(str(first), failures)
+        raise no_kind_fits(problem, grids, budget)
     return found
 
 
 def _first(problem: Problem, grid: Candidates, top: int) -> list[OfflineResult]:
     """The best candidates of one kind."""
     formulas, binding = capacities(grid, question_of(problem))
-    known: dict[Hashable, np.ndarray] = {}
+    together = isinstance(grid, AggregatedGrid)
+    # what candidates share that only differ in their number of instances
+    alike = grid.alike if together else np.arange(len(grid))
+    seen: set[int] = set()
     rows: list[OfflineResult] = []
+    best = 0.0
     for i in map(int, np.argsort(-formulas, kind="stable")):
-        key = _instance_of(grid, i)
-        best = max((row.rate for row in rows), default=0.0)
-        beaten = formulas[i] < (1.0 - _OPTIMISM) * best
-        if isinstance(grid, AggregatedGrid) and key in known:
+        if int(alike[i]) in seen:
             continue  # fewer of the same instances
-        if key not in known:
-            if len(known) >= _MOST_SIMULATED or (beaten and len(rows) >= top):
-                break
-            alone = grid.deployment(i) if isinstance(grid, AggregatedGrid) else None
-            known[key] = _simulated(problem, _one(alone) if alone else grid.deployment(i))
+        beaten = formulas[i] < (1.0 - _OPTIMISM) * best
+        if len(seen) >= _MOST_SIMULATED or (beaten and len(rows) >= top):
+            break
+        seen.add(int(alike[i]))
         deployment = grid.deployment(i)
-        copies = 1 if isinstance(deployment, Disaggregated) else deployment.pool.replicas
-        value = estimate(copies * known[key])
+        value = estimate(_simulated(problem, deployment))
+        best = max(best, value.value)
         rows.append(
             OfflineResult(
                 deployment=deployment,
@@ -97,28 +93,20 @@ def _first(problem: Problem, grid: Candidates, top: int) -> list[OfflineResult]:
     return [rows[i] for i in order[:top]]
 
 
-def _instance_of(grid: Candidates, i: int) -> Hashable:
-    """What has to be simulated for a candidate."""
-    if isinstance(grid, AggregatedGrid):
-        return int(grid.shape[i]), int(grid.token_budget[i])
-    return i
-
-
-def _one(deployment: Deployment) -> Deployment:
-    """One instance of a deployment whose instances do both phases."""
-    assert not isinstance(deployment, Disaggregated)
-    return dataclasses.replace(deployment, pool=dataclasses.replace(deployment.pool, replicas=1))
-
-
 def _simulated(problem: Problem, deployment: Deployment) -> np.ndarray:
-    """Requests finished per second in each run, (seeds,)."""
+    """Requests finished per second in each run, (seeds,); of one instance where these are alike."""
+    copies = 1
+    if not isinstance(deployment, Disaggregated):
+        copies = deployment.pool.replicas
+        one = dataclasses.replace(deployment.pool, replicas=1)
+        deployment = dataclasses.replace(deployment, pool=one)
     system = problem.system(deployment)
-    decode = list(deployment.pools.values())[-1]
-    tokens = sum(problem.mean_lengths)
-    instance = problem.instance(decode.tp, decode.pp)
-    slots = decode.replicas * min(float(instance.kv_capacity) / tokens, problem.engine.max_batch)
+    decode = system.decode if isinstance(system, System) else system.instance
+    decoding = list(deployment.pools.values())[-1].replicas
+    held = float(decode.kv_capacity) / sum(problem.mean_lengths)
+    slots = decoding * min(held, problem.engine.max_batch)
     requests = round(min(max(_FILLS * slots, _REQUESTS), _MOST_REQUESTS))
     runs = [
         offline_throughput(system, problem.workload, requests=requests, seed=seed) for seed in SEEDS
     ]
-    return np.array(runs)
+    return copies * np.array(runs)

@@ -172,10 +172,7 @@ def answer_kinds(
         except NoFeasibleDeployment as error:
             failures[kind] = error
     if not found:
-        first_failure = next(iter(failures.values()))
-        if len(failures) == 1:
-            raise first_failure
-        raise NoFeasibleDeployment.of_all(str(first_failure), failures)
+        raise NoFeasibleDeployment.of_all(failures)
     least = least_goodput(rate, fewest=fewest)
     rows = [row for result in found.values() for row in result.deployments]
     order = rank(np.array([r.goodput for r in rows]), np.array([r.gpus for r in rows]), least)

@@ -326,13 +326,35 @@ def score(
       quantile_steps: bisections of each latency quantile; 0 leaves them out.
       max_replicas: largest instance count the compiled program holds.
     """
-    prefill, lengths = shared_parts(question, shapes)
 
-    def one_chunk(here):
-        plan = candidates(question, shapes, prefill, lengths, here)
-        asked = here.rate if question.users is None else question.users
+    def scored(plan: Plan, rate: Leaf) -> Scores:
+        asked = rate if question.users is None else question.users
         evaluate = score_plan if question.users is None else score_users
         return evaluate(plan, question.slo, asked, quantile_steps, max_replicas=max_replicas)
+
+    return over_plans(scored, question, shapes, picks, count)
+
+
+def over_plans(
+    evaluate: Callable[[Plan, Leaf], Any],
+    question: Question,
+    shapes: Instance,
+    picks: Picks,
+    count: Leaf,
+) -> Any:
+    """Applies a function of plans and their rates to candidates, within a compiled program.
+
+    Args:
+      evaluate: takes `CHUNK` candidates and the rates of their picks, 1/s.
+      question: what the candidates share.
+      shapes: instance shapes.
+      picks: arrays of a multiple of `CHUNK`.
+      count: candidates; the rest of the arrays is room.
+    """
+    prefill, lengths = shared_parts(question, shapes)
+
+    def one_chunk(here: Picks) -> Any:
+        return evaluate(candidates(question, shapes, prefill, lengths, here), here.rate)
 
     return in_chunks(one_chunk, picks, count, CHUNK)
 

@@ -7,6 +7,7 @@ root search that also finds goodput, over the logarithm of the factor.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +15,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fluidserve.deploy.aggregated import (
+    AggregatedPlan,
     aggregated_at,
     aggregated_metrics,
     largest_aggregated_rate,
 )
-from fluidserve.deploy.disaggregated import Metrics, at_rate, largest_rate, metrics_of
+from fluidserve.deploy.disaggregated import Metrics, Plan, at_rate, largest_rate, metrics_of
 from fluidserve.deploy.promise import scaled
 from fluidserve.errors import InputError
 from fluidserve.goodput import root_rate
 from fluidserve.search import aggregated, score
-from fluidserve.search.aggregated import AggregatedGrid, AggregatedPicks, aggregated_candidates
+from fluidserve.search.aggregated import AggregatedGrid, AggregatedPicks
 from fluidserve.search.grid import Grid
-from fluidserve.search.score import Picks, Question, candidates, in_chunks, replica_bound
+from fluidserve.search.score import Picks, Question, replica_bound
 from fluidserve.specs.deployment import KvPolicy
 from fluidserve.timing.instance import Instance
 
@@ -76,19 +78,17 @@ def _of_pools(
     question: Question, shapes: Instance, picks: Picks, count: Array, *, max_replicas: int
 ) -> Array:
     """`slo_scales` of disaggregated candidates."""
-    prefill, lengths = score.shared_parts(question, shapes)
 
-    def one_chunk(here: Picks) -> Array:
-        plan = candidates(question, shapes, prefill, lengths, here)
-        state = at_rate(plan, here.rate, max_replicas=max_replicas)
+    def least(plan: Plan, rate: Array) -> Array:
+        state = at_rate(plan, rate, max_replicas=max_replicas)
         upper = functools.reduce(jnp.minimum, largest_rate(plan))
 
-        def under(factor):
-            return metrics_of(plan, scaled(question.slo, factor), here.rate, state)
+        def under(factor: Array) -> Metrics:
+            return metrics_of(plan, scaled(question.slo, factor), rate, state)
 
-        return _least_factor(under, here.rate, upper)
+        return _least_factor(under, rate, upper)
 
-    return in_chunks(one_chunk, picks, count, score.CHUNK)
+    return score.over_plans(least, question, shapes, picks, count)
 
 
 @functools.partial(jax.jit, static_argnames=("kv_policy",))
@@ -103,25 +103,23 @@ def _of_instances(
 ) -> Array:
     """`slo_scales` of colocated and chunked candidates."""
 
-    def one_chunk(here: AggregatedPicks) -> Array:
-        plan = aggregated_candidates(question, shapes, here, prefill_tokens, kv_policy)
-        state = aggregated_at(plan, here.rate)
+    def least(plan: AggregatedPlan, rate: Array) -> Array:
+        state = aggregated_at(plan, rate)
 
-        def under(factor):
+        def under(factor: Array) -> Metrics:
             return aggregated_metrics(plan, scaled(question.slo, factor), state)
 
-        return _least_factor(under, here.rate, largest_aggregated_rate(plan))
+        return _least_factor(under, rate, largest_aggregated_rate(plan))
 
-    return in_chunks(one_chunk, picks, count, aggregated.CHUNK)
+    return aggregated.over_plans(least, question, shapes, picks, prefill_tokens, count, kv_policy)
 
 
-def _least_factor(under, rate: Array, upper: Array) -> Array:
+def _least_factor(under: Callable[[Array], Metrics], rate: Array, upper: Array) -> Array:
     """The least factor that keeps the promise, by the search over how tight it is, from 0 to 1."""
     span = jnp.log(TIGHTEST / LOOSEST)
 
     def excess(tightness: Array, _) -> Array:
-        found: Metrics = under(LOOSEST * jnp.exp(span * tightness))
-        return found.excess
+        return under(LOOSEST * jnp.exp(span * tightness)).excess
 
     tightness, _ = root_rate(excess, lambda x: x, 0.0, jnp.ones_like(rate))
     found = LOOSEST * jnp.exp(span * tightness)

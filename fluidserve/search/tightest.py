@@ -8,13 +8,19 @@ from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import ScaleResult
 from fluidserve.search.aggregated import Candidates
+from fluidserve.search.infeasible import no_kind_fits
 from fluidserve.search.score import question_of
 from fluidserve.search.slo_scale import LOOSEST, slo_scales
 from fluidserve.specs.deployment import Kind
 
 
 def tightest(
-    problem: Problem, grids: Mapping[Kind, Candidates], rate_per_gpu: float, *, top: int = 3
+    problem: Problem,
+    grids: Mapping[Kind, Candidates],
+    rate_per_gpu: float,
+    *,
+    budget: int,
+    top: int = 3,
 ) -> dict[Kind, list[ScaleResult]]:
     """The deployments of each kind with the least factors on all limits, by the formulas.
 
@@ -25,6 +31,7 @@ def tightest(
       problem: the question; of its promise the limits are scaled, the shares stay.
       grids: candidates by kind.
       rate_per_gpu: 1/s.
+      budget: most GPUs of a deployment, for the message where nothing fits.
       top: deployments of each kind, tightest first; of two alike the one with fewer GPUs.
 
     Returns:
@@ -32,10 +39,12 @@ def tightest(
 
     Raises:
       InputError: a rate that is not positive, a closed loop, or a horizon.
-      NoFeasibleDeployment: no candidate carries the rate.
+      NoFeasibleDeployment: nothing fits, or no candidate carries the rate.
     """
     if not rate_per_gpu > 0.0:
         raise InputError(f"rate per GPU = {rate_per_gpu} must be positive (1/s)")
+    if not any(map(len, grids.values())):
+        raise no_kind_fits(problem, grids, budget)
     found: dict[Kind, list[ScaleResult]] = {}
     for kind, grid in grids.items():
         rows = _first(problem, grid, rate_per_gpu, top) if len(grid) else []
@@ -46,7 +55,7 @@ def tightest(
         raise NoFeasibleDeployment(
             f"no deployment carries {rate_per_gpu:g} requests/s per GPU, however loose the limits "
             f"(up to {LOOSEST:g} times)",
-            reasons={"the rate is above capacity": count} if count else {"nothing fits": 1},
+            reasons={"the rate is above capacity": count},
             candidates=count,
         )
     return found

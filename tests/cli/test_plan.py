@@ -325,10 +325,19 @@ def test_one_gpu_is_told_that_pools_need_two(ask):
     assert "No disaggregated deployment: it needs at least 2 GPUs." in answer.out
 
 
+def test_offline_says_as_json_that_nothing_fits(ask):
+    asked = dict(model="OPT-66B", gpus="1", ttft=None, tpot=None, kind=None, verify=None)
+    answer = ask("plan", "--offline", "--json", **asked)
+    assert answer.code == 3
+    assert answer.json["deployments"] == []
+    assert "does not fit into 1" in answer.err
+
+
 def test_offline_takes_no_limits(ask):
     assert "--offline and --ttft are given together" in ask("plan", "--offline").err
     nothing = dict(ttft=None, tpot=None)
     assert "or --offline" in ask("plan", **nothing).err
-    answer = ask("plan", "--offline", gpus=None, **nothing)
+    assert "leave --verify out" in ask("plan", "--offline", **nothing).err
+    answer = ask("plan", "--offline", gpus=None, verify=None, **nothing)
     assert answer.code == 2
     assert "give --gpus N" in answer.err

@@ -66,7 +66,7 @@ def test_limits_of_an_idle_system_can_be_tightened_most(label):
 @pytest.mark.parametrize("label", LABELS)
 def test_the_simulator_needs_the_same(label):
     kind = parse_label(label, gpu=CHAT.gpu.name).kind
-    (rows,) = tightest(CHAT, {kind: grid_of(CHAT, label)}, 1.0).values()
+    (rows,) = tightest(CHAT, {kind: grid_of(CHAT, label)}, 1.0, budget=4).values()
     checked = with_simulated_scale(CHAT, rows[0])
     assert checked.simulated is not None
     value, low, high = checked.simulated
@@ -92,7 +92,7 @@ def test_requests_of_one_run_need_it_exactly():
 
 
 def test_the_tightest_of_each_kind_comes_first():
-    found = tightest(CHAT, grids_of(CHAT, 4, None, (512, 2048)), 1.0, top=2)
+    found = tightest(CHAT, grids_of(CHAT, 4, None, (512, 2048)), 1.0, budget=4, top=2)
     assert set(found) == {"disaggregated", "colocated", "chunked"}
     for kind, rows in found.items():
         assert [row.kind for row in rows] == [kind] * 2
@@ -103,9 +103,12 @@ def test_the_tightest_of_each_kind_comes_first():
 def test_what_cannot_be_asked():
     grids = grids_of(CHAT, 2, ("colocated",))
     with pytest.raises(InputError, match="must be positive"):
-        tightest(CHAT, grids, 0.0)
+        tightest(CHAT, grids, 0.0, budget=2)
     with pytest.raises(NoFeasibleDeployment, match="no deployment carries 900 requests/s per GPU"):
-        tightest(CHAT, grids, 900.0)
+        tightest(CHAT, grids, 900.0, budget=2)
+    large = make_problem("OPT-66B")
+    with pytest.raises(NoFeasibleDeployment, match="does not fit into 1"):
+        tightest(large, grids_of(large, 1), 1.0, budget=1)
     early = dataclasses.replace(CHAT, horizon=100)
     with pytest.raises(InputError, match="steady state"):
-        tightest(early, grids_of(early, 2, ("disaggregated",)), 1.0)
+        tightest(early, grids_of(early, 2, ("disaggregated",)), 1.0, budget=2)
