@@ -40,7 +40,7 @@ _ON_TOP = 3
 _FINALISTS, _ROUNDS = 3, 2
 _TURNS = 20
 """Times that a trace must fill all batches: with fewer, the system is still filling."""
-_REQUESTS = 1000
+_REQUESTS, _MOST_REQUESTS = 1000, 20_000
 _TOLERANCE = 0.02
 
 
@@ -90,10 +90,12 @@ def refine(
       goodput: theirs by the formulas, 1/s.
       ranked: candidates in the order of the answer, best first, given their goodputs.
     """
-    pairs = np.stack([grid.shape, grid.token_budget], axis=1)
-    kept, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    _, kept, inverse = np.unique(grid.alike, return_index=True, return_inverse=True)
     alone = dataclasses.replace(
-        grid, shape=kept[:, 0], token_budget=kept[:, 1], replicas=np.ones(len(kept), int)
+        grid,
+        shape=grid.shape[kept],
+        token_budget=grid.token_budget[kept],
+        replicas=np.ones(len(kept), int),
     )
     scores = score_aggregated_grid(alone, question)
     formulas = np.asarray(scores.goodput, float)
@@ -103,8 +105,9 @@ def refine(
         flat = np.zeros(len(kept), bool)
     per_gpu = formulas / alone.gpus
     rows = np.flatnonzero(flat & (per_gpu > _CONTENDING * per_gpu.max()))
-    held = float(np.max(scores.metrics.batch[rows], initial=0.0))
-    inside = np.asarray(scores.metrics.batch)[inverse] * grid.replicas
+    batch = np.asarray(scores.metrics.batch)
+    held = float(np.max(batch[rows], initial=0.0))
+    inside = batch[inverse] * grid.replicas
     small = (grid.replicas <= MOST_ENGINES) & (_TURNS * inside <= _LONG)
     if len(rows) > _FINALISTS or not small.all():
         requests = _LONG if held > _LARGE else REQUESTS
@@ -124,7 +127,9 @@ def refine(
         single = inverse[order[~known.served[order] & (formulas[inverse[order]] > 0)]]
         if not len(single):
             break
-        _simulate(problem, alone, int(single[0]), found)
+        first = int(single[0])
+        requests = round(np.clip(_TURNS * batch[first], _REQUESTS, _MOST_REQUESTS))
+        _simulate(problem, alone, first, found, requests)
     found.spread_the_worst(~flat)
     known = whole.or_else(found, inverse)
     return Refinement(factor=known.factor, error=known.error, served=known.served)
@@ -192,15 +197,17 @@ def _sample(
     found.take(rows, value, served.error)
 
 
-def _simulate(problem: Problem, grid: AggregatedGrid, row: int, found: _Found) -> None:
-    """Serves one candidate by the event simulator."""
+def _simulate(
+    problem: Problem, grid: AggregatedGrid, row: int, found: _Found, requests: int
+) -> None:
+    """Serves `requests` with one candidate by the event simulator."""
     system = problem.system(grid.deployment(row))
     served = simulated_goodput(
         system,
         problem.workload,
         problem.slo,
         guess=float(found.formulas[row]),
-        requests=_REQUESTS,
+        requests=requests,
         seeds=[0],
         tolerance=_TOLERANCE,
     )
