@@ -26,6 +26,8 @@ from fluidserve.specs.deployment import Kind, parse_label
 
 GPUS = 16
 TOKEN_BUDGETS = (512, 1024, 2048)
+LONG = 20_000
+"""Requests of a run with all instances: large batches take some thousand to gather."""
 DEGREES = (1, 2, 4, 8)
 """Of tensor parallelism, and stages, of a prefill instance by itself."""
 MANY = 8
@@ -102,7 +104,7 @@ def search(application: Application) -> Found:
     problem = application.problem
     best = plan(problem, budget=GPUS, token_budgets=TOKEN_BUDGETS).best_of_kind
     events: dict[Kind, GoodputEstimate] = {
-        kind: simulated(problem, row.deployment.label, row.goodput, requests=3000, seeds=3)
+        kind: simulated(problem, row.deployment.label, row.goodput, requests=LONG, seeds=3)
         for kind, row in best.items()
     }
     guess = best["disaggregated"].goodput_per_gpu
