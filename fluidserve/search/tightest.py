@@ -8,6 +8,7 @@ from fluidserve.errors import InputError, NoFeasibleDeployment
 from fluidserve.problem import Problem
 from fluidserve.results import ScaleResult
 from fluidserve.search.aggregated import Candidates
+from fluidserve.search.capacity import capacities
 from fluidserve.search.infeasible import no_kind_fits
 from fluidserve.search.score import question_of
 from fluidserve.search.slo_scale import LOOSEST, slo_scales
@@ -56,9 +57,22 @@ def tightest(
             f"no deployment carries {rate_per_gpu:g} requests/s per GPU, however loose the limits "
             f"(up to {LOOSEST:g} times)",
             reasons={"the rate is above capacity": count},
+            nearest=_most_per_gpu(problem, grids),
             candidates=count,
         )
     return found
+
+
+def _most_per_gpu(problem: Problem, grids: Mapping[Kind, Candidates]) -> str:
+    """The candidate that carries most for each GPU, in words."""
+    found: list[tuple[float, str]] = []
+    for grid in grids.values():
+        if len(grid):
+            per_gpu = capacities(grid, question_of(problem))[0] / grid.gpus
+            best = int(np.argmax(per_gpu))
+            found.append((float(per_gpu[best]), grid.deployment(best).label))
+    most, label = max(found)
+    return f"{label} carries {most:.3g} requests/s per GPU, whatever the latencies"
 
 
 def _first(problem: Problem, grid: Candidates, rate_per_gpu: float, top: int) -> list[ScaleResult]:

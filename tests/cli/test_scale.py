@@ -46,3 +46,4 @@ def test_a_rate_that_nothing_carries(ask):
     answer = ask("scale", rates_per_gpu="500")
     assert answer.code == 3
     assert "nothing feasible: no deployment carries 500 requests/s per GPU" in answer.err
+    assert "requests/s per GPU, whatever the latencies" in answer.err
