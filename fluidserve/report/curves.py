@@ -11,6 +11,9 @@ from fluidserve.report.layout import plain_table
 from fluidserve.report.numbers import in_one_unit, percent, three_digits
 from fluidserve.verify.curves import LEVELS, Curve, Point
 
+LATENCIES = ("ttft", "tpot", "itl")
+"""Columns of times; those of ITL by the formulas are there only where the SLO limits it."""
+
 
 def curve_tables(curves: Sequence[Curve]) -> list[Table]:
     """A table for each deployment: a line for each rate, simulated numbers beside the formulas."""
@@ -19,13 +22,14 @@ def curve_tables(curves: Sequence[Curve]) -> list[Table]:
 
 def _table(curve: Curve) -> Table:
     points = {point.rate: point for point in curve.points}
-    ttft_unit, ttft = _texts(curve.ttft, [p.ttft for p in curve.points])
-    tpot_unit, tpot = _texts(curve.tpot, [p.tpot for p in curve.points])
-    table = plain_table(
-        curve.row.deployment.label,
-        *("SLO met", "sim.", f"TTFT {ttft_unit}\nP50/P90/P99", "simulated"),
-        *(f"TPOT {tpot_unit}\nP50/P90/P99", "simulated", "through-\nput sim."),
-    )
+    heads, columns = [], []
+    for name in LATENCIES:
+        if (formulas := getattr(curve, name)) is None:
+            continue
+        unit, texts = _texts(formulas, [getattr(p, name) for p in curve.points])
+        heads += [f"{name.upper()} {unit}\nP50/P90/P99", "simulated"]
+        columns.append(texts)
+    table = plain_table(curve.row.deployment.label, "SLO met", "sim.", *heads, "through-\nput sim.")
     count = len(curve.rate)
     order = list(points)
     for i, rate in enumerate(curve.rate):
@@ -35,23 +39,25 @@ def _table(curve: Curve) -> Table:
             f"{three_digits(float(rate))}/s",
             percent(float(curve.attainment[i])),
             _share(point),
-            ttft[i],
-            ttft[j] if j is not None else "",
-            tpot[i],
-            tpot[j] if j is not None else "",
+            *(text for of in columns for text in (of[i], of[j] if j is not None else "")),
             three_digits(point.throughput) if point else "",
         )
     return table
 
 
-def _texts(formulas: np.ndarray, simulated: Sequence[Sequence[float]]) -> tuple[str, list[str]]:
+def _texts(
+    formulas: np.ndarray, simulated: Sequence[Sequence[float] | None]
+) -> tuple[str, list[str]]:
     """Quantiles of each rate, then of each point, in one unit."""
-    every = [*formulas.T.tolist(), *map(list, simulated)]
-    unit, texts = in_one_unit([x for row in every for x in row])
     size = len(LEVELS)
+    every = [*formulas.T.tolist(), *(list(x or [math.nan] * size) for x in simulated)]
+    unit, texts = in_one_unit([x for row in every for x in row])
+    missing = [False] * formulas.shape[1] + [x is None for x in simulated]
     joined = ["/".join(texts[i : i + size]) for i in range(0, len(texts), size)]
-    stable = [math.isfinite(row[0]) for row in every]
-    return unit, [text if ok else "unstable" for text, ok in zip(joined, stable, strict=True)]
+    for i, row in enumerate(every):
+        if not math.isfinite(row[0]):
+            joined[i] = "" if missing[i] else "unstable"
+    return unit, joined
 
 
 def _share(point: Point | None) -> str:
@@ -88,16 +94,18 @@ def flat_points(curve: Curve) -> list[dict[str, Any]]:
             "rate_per_s": float(rate),
             "attainment": float(curve.attainment[i]),
         }
-        for name, values in (("ttft", curve.ttft), ("tpot", curve.tpot)):
-            for level, row in zip(LEVELS, values, strict=True):
-                line[f"{name}_{level}_s"] = _number(float(row[i]))
+        for name in LATENCIES:
+            values = getattr(curve, name)
+            for k, level in enumerate(LEVELS):
+                line[f"{name}_{level}_s"] = "" if values is None else _number(float(values[k, i]))
         point = points.get(float(rate))
         line["simulated_attainment"] = point.attainment if point else ""
         line["simulated_attainment_low"] = point.low if point else ""
         line["simulated_attainment_high"] = point.high if point else ""
-        for name in ("ttft", "tpot"):
+        for name in LATENCIES:
+            found = getattr(point, name) if point else None
             for k, level in enumerate(LEVELS):
-                line[f"simulated_{name}_{level}_s"] = getattr(point, name)[k] if point else ""
+                line[f"simulated_{name}_{level}_s"] = found[k] if found else ""
         line["simulated_throughput_per_s"] = point.throughput if point else ""
         lines.append(line)
     return lines

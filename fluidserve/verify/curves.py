@@ -28,6 +28,7 @@ class Curve:
       attainment: share of requests that meet the SLO, by the formulas.
       ttft: quantiles `LEVELS` of TTFT, (3, rates); ``inf`` above capacity.
       tpot: the same of TPOT.
+      itl: the same of all gaps between tokens; None unless the SLO limits them.
       points: simulated, at some of the rates.
     """
 
@@ -36,6 +37,7 @@ class Curve:
     attainment: np.ndarray
     ttft: np.ndarray
     tpot: np.ndarray
+    itl: np.ndarray | None
     points: tuple["Point", ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -51,6 +53,9 @@ class Curve:
                 "attainment": self.attainment.tolist(),
                 "ttft": dict(zip(LEVELS, self.ttft.tolist(), strict=True)),
                 "tpot": dict(zip(LEVELS, self.tpot.tolist(), strict=True)),
+                "itl": None
+                if self.itl is None
+                else dict(zip(LEVELS, self.itl.tolist(), strict=True)),
                 "simulated": [dataclasses.asdict(point) for point in self.points],
             }
         )
@@ -67,6 +72,7 @@ class Point:
       high: upper end.
       ttft: quantiles `LEVELS` of TTFT, s.
       tpot: the same of TPOT.
+      itl: the same of all gaps between tokens; None where there are none or too many to keep.
       throughput: requests finished per second.
     """
 
@@ -76,6 +82,7 @@ class Point:
     high: float
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
+    itl: tuple[float, ...] | None
     throughput: float
 
 
@@ -113,6 +120,9 @@ def curve_of(
                 high=_finite(got.attainment.high, got.attainment.value),
                 ttft=tuple(getattr(got.ttft, level) for level in LEVELS),
                 tpot=tuple(getattr(got.tpot, level) for level in LEVELS),
+                itl=None
+                if got.gaps is None
+                else tuple(getattr(got.gaps.itl, level) for level in LEVELS),
                 throughput=got.throughput,
             )
         )
@@ -122,6 +132,7 @@ def curve_of(
         attainment=np.asarray(found.asked.attainment),
         ttft=np.asarray(found.latencies.ttft)[:3],
         tpot=np.asarray(found.latencies.tpot)[:3],
+        itl=None if found.latencies.itl is None else np.asarray(found.latencies.itl)[:3],
         points=tuple(simulated),
     )
 

@@ -28,6 +28,37 @@ def test_curves_in_json(ask):
         assert point["attainment"] == pytest.approx(curve["attainment"][at], abs=0.06)
         assert point["low"] <= point["attainment"] <= point["high"]
         assert point["throughput"] == pytest.approx(point["rate"], rel=0.1)
+        assert curve["itl"] is None
+        assert 0.0 < point["itl"][0] <= point["itl"][2]
+
+
+def test_gaps_between_tokens_where_they_are_limited(ask, tmp_path):
+    """Formulas and simulation of single gaps agree; prompts stall the colocated kind."""
+    table, picture = tmp_path / "curves.csv", tmp_path / "curves.png"
+    question = {
+        "deployment": "1P1D tp2/tp1,1C tp2,1S tp2 b512",
+        "rates": "1.5",
+        "verify": "1",
+        "requests": "2000",
+        "gpus": None,
+        "itl": "p99:400ms",
+    }
+    answer = ask("curve", "--json", **question)
+    assert answer.code == 0
+    pools, colocated, chunked = answer.json["curves"]
+    for curve in (pools, colocated, chunked):
+        ((point,), itl) = curve["simulated"], curve["itl"]
+        assert itl["p50"][0] == pytest.approx(point["itl"][0], rel=0.1)
+        assert itl["p50"][0] <= itl["p90"][0] <= itl["p99"][0]
+    assert colocated["itl"]["p99"][0] > 2.0 * pools["itl"]["p99"][0]
+    assert colocated["simulated"][0]["itl"][2] > 2.0 * pools["simulated"][0]["itl"][2]
+    shown = ask("curve", csv=str(table), plot=str(picture), **question)
+    assert "ITL ms" in shown.out
+    with table.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert float(lines[1]["itl_p99_s"]) == pytest.approx(colocated["itl"]["p99"][0])
+    assert float(lines[1]["simulated_itl_p99_s"]) == colocated["simulated"][0]["itl"][2]
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_best_of_each_kind_by_default(ask, tmp_path):
